@@ -11,7 +11,8 @@ The first run creates .venv next to this file (with uv if it is on PATH) and ins
 start at once, until pyproject.toml or the Python changes. With MONGODB_URI, the commands use an existing server.
 """
 
-# Only the standard library, and only syntax that Python 3.6 can read: it too shall get its line of advice.
+# Import only the standard library, and use only syntax that Python 3.6 can read. Such a Python shall get its line of
+# advice, too.
 import contextlib
 import ctypes
 import hashlib
@@ -36,12 +37,12 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "dev.json"
 LOG = VENV / "dev.log"
-LEFT_OUT = VENV / "left-out"  # what the last tests left out: tests/left_out.py writes it
+LEFT_OUT = VENV / "left-out"  # left-out tests of the last run, written by tests/left_out.py
 MONGOD_WHEELS = {"linux x86_64", "linux aarch64", "darwin x86_64", "darwin arm64", "win32 amd64"}
 
 
 class Command(NamedTuple):
-    """A command of the project: modules that `python -m` runs, each with the user's arguments after its own."""
+    """A command of the project, as modules that `python -m` runs, each with the user's arguments after its own."""
 
     help: str
     noun: str
@@ -106,7 +107,7 @@ COMMANDS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command that *arguments* begin with; return its exit code."""
+    """Run the command that *arguments* begin with, and return its exit code."""
     name, *rest = arguments or ["--help"]
     if name in {"-h", "--help"}:
         print(usage())
@@ -190,7 +191,7 @@ def prepare(group: str) -> None:
 
 
 def read_stamp() -> dict[str, Any]:
-    """Return what the last complete installation wrote down, or {}."""
+    """Return the notes of the last complete installation, or {}."""
     try:
         return dict(json.loads(STAMP.read_text()))
     except (OSError, ValueError):
@@ -198,7 +199,7 @@ def read_stamp() -> dict[str, Any]:
 
 
 def make_venv() -> None:
-    """Make .venv with this Python, in place of one that dev.py made before."""
+    """Make .venv with this Python, in place of an earlier one of dev.py."""
     if VENV.is_symlink():
         fail(f"{VENV} is a link to an environment of another place: remove the link, and run this again")
     config = VENV / "pyvenv.cfg"
@@ -239,7 +240,7 @@ def logged(command: list[str]) -> None:
 
 
 def run(module: list[str]) -> int:
-    """Run a module of .venv in the foreground; return its exit code, or 128 + n where signal n ended it."""
+    """Run a module of .venv in the foreground, and return its exit code, or 128 + n where signal n ended it."""
     # Ctrl-C reaches the child as well, and how to end is its decision. An exception here could lose its exit code.
     signal.signal(signal.SIGINT, lambda *_: None)
     environment = {**os.environ, "MONGOLOCK_LEFT_OUT": str(LEFT_OUT)}

@@ -1,1 +1,1 @@
-"""Measurements on real servers. `python3 dev.py bench` compares locks; the other modules run by themselves."""
+"""Measurements on real servers. `python3 dev.py bench` compares locks, and the other modules run by themselves."""

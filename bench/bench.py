@@ -1,4 +1,4 @@
-"""The context of every question: the servers, the thoroughness, and the contenders that can run here."""
+"""The context of every question, with the servers, the thoroughness, and the contenders that can run here."""
 
 import uuid
 from collections.abc import Iterable

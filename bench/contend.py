@@ -1,4 +1,4 @@
-"""Processes that contend for one key: the part that runs in them, and the part that starts them."""
+"""Processes that contend for one key. One part runs in them, and one part starts them."""
 
 import random
 import time
@@ -13,12 +13,12 @@ from django_mongolock.engine import clock
 HEAD_START: Final = 0.15
 #: The seconds for which the lock is held when its exclusion is tested.
 HOLD: Final = 0.002
-#: The seconds within which each process asks once. They are long enough for polling processes to get out of step.
+#: The seconds within which each process asks once. This is long enough for polling processes to get out of step.
 RUSH: Final = 0.25
 
 
 class Liar(Exception):
-    """The error of a lock that let two in at once. Its figures are worth nothing."""
+    """The error of a lock that let two in at once. The figures of such a lock are worth nothing."""
 
 
 def loop(state: State, number: int, key: str, when: tuple[float, float], hold: float) -> tuple[list[Turn], float]:
@@ -76,7 +76,7 @@ def gather(crew: Sequence[Worker], seconds: float) -> tuple[Turns, float]:
 
 
 def checked(turns: Turns) -> Turns:
-    """Return the turns. Raises Liar if somebody was let in while another one held the lock."""
+    """Return the turns, or raise Liar if a process was let in while another one held the lock."""
     if twice := turns.held_twice:
         raise Liar(f"it is no lock: {twice} of {len(turns.turns)} were let in while another one held it")
     return turns

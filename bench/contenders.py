@@ -57,7 +57,7 @@ FEW: Final = tuple(
     if contender.make
     in {peers.RedisPy, peers.PythonRedisLock, peers.Kazoo, peers.PgLock, peers.FileLock, recipes.InsertDelete}
 )
-#: More contenders, for faster comparisons.
+#: Further contenders, for faster comparisons.
 MAIN: Final = (*FEW, *(contender for contender in OTHERS if contender.make in {peers.MongoElector, recipes.Lease}))
 #: The contenders of a quick look.
 QUICK: Final = tuple(contender for contender in OTHERS if contender.make in {peers.RedisPy, recipes.InsertDelete})

@@ -42,7 +42,7 @@ MEMORY: Final = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table: a number before and after, or only after, and its limit."""
+    """One line of a table, with a number before and after, or only after, and its limit."""
 
     what: str
     after: float
@@ -246,7 +246,7 @@ def parts(uri: str, *, quick: bool) -> dict[str, Callable[[], list[Row]]]:
 
 def main(arguments: list[str]) -> int:
     """Run all parts. Return 1 if something grew."""
-    logging.getLogger("django_mongolock").addHandler(logging.NullHandler())  # what matters is in the tables
+    logging.getLogger("django_mongolock").addHandler(logging.NullHandler())  # the tables have all that matters
     good = True
     with mongodb() as uri:
         for name, part in parts(uri, quick=arguments == ["--quick"]).items():

@@ -95,9 +95,9 @@ def as_text(table: Table) -> str:
 def interleaved(
     names: Iterable[str], rounds: int, measure: Callable[[str], T], failed: Callable[[str, Exception], object]
 ) -> dict[str, list[T]]:
-    """Measure everybody once in each of so many rounds, in another order each time, so that noise hits all alike.
+    """Measure each of *names* once in each of *rounds*, in another order each time, so that noise affects all alike.
 
-    Who fails is told to *failed* and left out from then on.
+    A failure is passed to *failed*, and the failed one is left out from then on.
     """
     found: dict[str, list[T]] = {name: [] for name in names}
     chance = random.Random(1)

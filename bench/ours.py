@@ -75,7 +75,7 @@ class OursPolling(Ours):
 
     def open(self) -> None:
         super().open()
-        logging.getLogger("django_mongolock").setLevel(logging.ERROR)  # it warns of what is meant here
+        logging.getLogger("django_mongolock").setLevel(logging.ERROR)  # it warns of things that are meant here
         MongoStore.listen = refuse_to_listen  # type: ignore[method-assign, assignment]
 
 

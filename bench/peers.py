@@ -119,7 +119,7 @@ class PythonRedisLockDurable(PythonRedisLock):
 
 
 class Kazoo(Made):
-    """The lock recipe of kazoo: an ephemeral sequential node, and a watch on the one before it."""
+    """The lock recipe of kazoo, an ephemeral sequential node with a watch on the one before it."""
 
     package = "kazoo"
     needs = "zookeeper"
@@ -163,7 +163,7 @@ class PgLock(Made):
 
 
 class FileLock(Made):
-    """filelock, for the processes of one machine: flock(2)."""
+    """filelock with flock(2), for the processes of one machine."""
 
     package = "filelock"
     needs = "directory"
@@ -174,7 +174,8 @@ class FileLock(Made):
 
 
 class MongoElector(Peer):
-    """The lock of mongoelector: an insert, with a find and 250 ms of sleep after a failure, and a delete."""
+    """The lock of mongoelector. To acquire is an insert, with a find and 250 ms of sleep after a failure. To release is
+    a delete."""
 
     package = "mongoelector"
     waits = "polls every 250 ms"

@@ -1,6 +1,7 @@
-"""The plots of docs/evidence/benchmarks.md: `python -m bench.plots FILE`, the file that `dev.py bench --json` wrote.
+"""The plots of docs/evidence/benchmarks.md: `python -m bench.plots FILE`, with the file that `dev.py bench --json`
+wrote.
 
-They bring a light background of their own, so that they can be read on a dark page, too.
+The plots have a light background of their own, so that they can be read on a dark page, too.
 """
 
 import json
@@ -106,7 +107,7 @@ def fairness(axes: Any, data: dict[str, Any]) -> None:
     bars(axes, uneven, "longest wait / mean wait, 8 processes (log scale)")
 
 
-#: By file name: the question whose figures it shows, and what draws it.
+#: The question and the drawing function of each plot, by file name.
 PLOTS: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], None]]]] = {
     "alone": ("alone", alone),
     "hand-over": ("contended", hand_over),

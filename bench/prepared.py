@@ -1,4 +1,5 @@
-"""The imports of the process from which workers are forked. They set Django up and load the modules of the workers.
+"""The imports of the process from which workers are forked. Django is set up, and the modules of the workers are
+loaded.
 
 Otherwise a hundred processes would spend a minute on importing a database backend.
 """

@@ -48,7 +48,8 @@ class Recipe(Peer):
 
 
 class InsertDelete(Recipe):
-    """A document as the lock. It is inserted and deleted, and a TTL index removes abandoned ones."""
+    """A document as the lock. To acquire is to insert it, and to release is to delete it. A TTL index removes abandoned
+    documents."""
 
     collection = "recipe_insert"
 

@@ -75,7 +75,7 @@ class Worker:
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[list[Worker]]:
-    """Yield so many workers. They end with the block, in order if they can, otherwise by force."""
+    """Yield *count* workers. The workers end with the block, in order if they can, otherwise by force."""
     crew: list[Worker] = []
     try:
         crew.extend(Worker() for _ in range(count))

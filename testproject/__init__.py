@@ -1,7 +1,7 @@
-"""A small shop: the example project of django_mongolock, its demo, and the project of its tests.
+"""A small shop, the example project of django_mongolock, its demo, and the project of its tests.
 
-python -m testproject.demo            everything, until Ctrl-C
-python -m testproject.manage check    Django's own commands, on MONGODB_URI
+python -m testproject.demo            everything, until Ctrl-C python -m testproject.manage check    Django's own
+commands, on MONGODB_URI
 """
 
 import ctypes.util

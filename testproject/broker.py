@@ -6,8 +6,8 @@ from urllib.parse import quote
 def broker_url(uri: str, database: str) -> str:
     """Return *uri* with *database* in place of the database it names, if any.
 
-    Celery's queues get their own database beside the shop's. A database named in a URI is also
-    where its user is looked up; that stays so, as ``authSource``.
+    Celery's queues get their own database beside the shop's. A database named in a URI is also the one in which its
+    user is looked up. That one stays, as ``authSource``.
     """
     scheme, _, rest = uri.partition("://")
     address, _, options = rest.partition("?")

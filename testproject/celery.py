@@ -1,4 +1,4 @@
-"""The Celery application: its broker is the MongoDB that the project runs already."""
+"""The Celery application, with the MongoDB of the project as its broker."""
 
 import os
 

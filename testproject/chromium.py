@@ -1,4 +1,4 @@
-"""A real browser for the tests and the screenshots: the system's Chromium, driven by Playwright."""
+"""A real browser for the tests and the screenshots. Playwright drives the system's Chromium."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NoBrowserError(Exception):
 
 
 def chromium_path() -> str:
-    """Where the browser is: $CHROMIUM, or on PATH. Raises NoBrowserError."""
+    """Return the browser of $CHROMIUM, or one on PATH. Raise NoBrowserError if there is none."""
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         raise NoBrowserError("there is no Chromium on this machine: install it, or name it in CHROMIUM")

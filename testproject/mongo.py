@@ -1,4 +1,4 @@
-"""The shop's side of MongoDB: which models live there, and the database itself."""
+"""The shop's side of MongoDB, with its models and the database itself."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class MongoModel(models.Model):
 
 
 def database() -> Database[dict[str, Any]]:
-    """Return PyMongo's view of that alias, for what the ORM does not support."""
+    """Return PyMongo's view of that alias, for features that the ORM lacks."""
     connection: Any = connections[settings.SHOP_MONGO_ALIAS]
     found: Database[dict[str, Any]] = connection.database
     return found

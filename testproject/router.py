@@ -12,7 +12,7 @@ from testproject.mongo import MongoModel
 class MongoModelRouter:
     """Send each MongoModel to MongoDB.
 
-    MongoLockRouter, which follows in DATABASE_ROUTERS, keeps other models off that alias.
+    MongoLockRouter is the next one in DATABASE_ROUTERS, and keeps other models off that alias.
     """
 
     def db_for_read(self, model: type[models.Model], **_hints: Any) -> str | None:
@@ -22,7 +22,8 @@ class MongoModelRouter:
     db_for_write = db_for_read
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **_hints: Any) -> bool | None:
-        """Migrate a MongoModel there and nowhere else, the rates on any database; no opinion for others."""
+        """Migrate a MongoModel there and nowhere else, and the rates on any database. Other models are left to other
+        routers."""
         if app_label == "rates":
             return True
         if model_name is None or not _is_mongo_model(app_label, model_name):

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 LOCKS = "/admin/django_mongolock/lock/"
 DASHBOARD = "/admin/django_mongolock/lockdashboard/"
-#: A form with an edit lock; each picture uses a new order.
+#: The address of a form with an edit lock. Each picture uses a new order.
 ORDER = "/admin/shop/order/{order}/change/"
-#: How long the traffic runs before the first picture, in seconds: to have something to show.
+#: The seconds of traffic before the first picture, so that there is something to show.
 WARM_UP = 20.0
 WIDE, NARROW = 1100, 320
-#: The processes of the incident: a name, a label, and the locks that it acquires one after the other.
+#: The processes of the incident, each with a name, a label, and the locks that it acquires one after the other.
 CAST = [
     ("catalog", "import of the catalog", "catalog:import"),
     ("report", "nightly report", "report:nightly", "catalog:import"),
@@ -44,8 +44,13 @@ CAST = [
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture. height: of what is shown. of: only this element. before: what is done on the page first. shared:
-    a second person has the page open already."""
+    """One picture.
+
+    - height: the height of the shown part.
+    - of: the only element to show.
+    - before: actions on the page first.
+    - shared: whether a second person has the page open already.
+    """
 
     name: str
     path: str
@@ -78,7 +83,7 @@ SHOTS = [
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Take the pictures; return the exit code."""
+    """Take the pictures, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m testproject.screenshots", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--to", type=Path, default=IMAGES, help="folder of the pictures (docs/images)")
@@ -101,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def incident(running: site.Site) -> None:
-    """An incident: long holders, waiters, a chain of locks, a program that was killed."""
+    """Play an incident with long holders, waiters, a chain of locks, and a program that was killed."""
     from testproject.demo.checks import kill_program  # Django is set up only now
 
     for name, label, *keys in CAST:
@@ -134,7 +139,7 @@ def take(browser: Browser, running: site.Site, shot: Shot, scheme: str, folder: 
 
 
 def new_order() -> int:
-    """An order to edit; return its number."""
+    """Make an order to edit, and return its number."""
     from django.contrib.auth.models import User
 
     from testproject.shop.models import Order
@@ -145,7 +150,7 @@ def new_order() -> int:
 
 def visit(context: BrowserContext, name: str, running: site.Site, address: str) -> Page:
     """A user logs in and opens a page."""
-    # Without the list of the other models, which says nothing about locks.
+    # Hide the list of the other models, because it says nothing about locks.
     context.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
     page = context.new_page()
     page.goto(f"/admin/login/?next={address}")
@@ -157,7 +162,7 @@ def visit(context: BrowserContext, name: str, running: site.Site, address: str) 
 
 
 def shrink(path: Path) -> None:
-    """Make a picture small: a page has few colours."""
+    """Make a picture small. A page has few colours."""
     from PIL import Image
 
     with Image.open(path) as picture:

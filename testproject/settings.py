@@ -15,7 +15,7 @@ from testproject.broker import broker_url
 BASE_DIR = Path(__file__).resolve().parent
 env = environ.Env()
 
-# The URI goes whole into HOST: env.db() cannot read one that names several hosts.
+# The whole URI goes into HOST, because env.db() cannot read a URI that names several hosts.
 MONGODB_URI = env.str("MONGODB_URI", default="mongodb://127.0.0.1:27017/").strip()
 MONGODB_NAME = env.str("MONGODB_NAME", default="mongolock_shop")
 
@@ -27,7 +27,7 @@ DATABASES: dict[str, dict[str, Any]] = {
             "timeout": 20,
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         },
-        # A file in tests too: connections that share a database in memory fail at once instead of waiting.
+        # A file in tests too, because connections that share a database in memory fail at once instead of waiting.
         "TEST": {"NAME": str(Path(tempfile.gettempdir()) / f"mongolock-test-{os.getpid()}.sqlite3")},
     },
     "mongo": {
@@ -62,11 +62,11 @@ SHOP_MONGO_ALIAS = "mongo"
 SHOP_LOCKING = env.bool("SHOP_LOCKING", default=True)
 # "on" keeps the locks of ads in the ads themselves, see `testproject.shop.ad_events`.
 SHOP_DOCUMENT_LOCKS = env.bool("SHOP_DOCUMENT_LOCKS", default=False)
-# "on" lets the staff begin the incidents of `testproject.shop.night`, which start programs.
+# With "on", the staff can begin the incidents of `testproject.shop.night`. These start programs.
 SHOP_INCIDENTS = env.bool("SHOP_INCIDENTS", default=False)
 # Seconds after which an ad that a flow holds by the lock in the ad itself is stuck.
 SHOP_STALE_AFTER = env.float("SHOP_STALE_AFTER", default=60.0)
-# Where the slow external service answers: this project, by default.
+# The address of the slow external service. By default, this project answers there.
 EXTERNAL_URL = env.str("EXTERNAL_URL", default="http://127.0.0.1:8000/external")
 EXTERNAL_DELAY = (0.04, 0.2)  # seconds, from and to
 EXTERNAL_FAILURES = env.float("EXTERNAL_FAILURES", default=0.03)  # share of calls answered with 503
@@ -95,7 +95,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    # After authentication: it writes the view and the user on each lock taken in a request.
+    # After authentication, because the middleware writes the view and the user on each lock taken in a request.
     "django_mongolock.context.LockContextMiddleware",
 ]
 TEMPLATES = [
@@ -118,7 +118,7 @@ STATIC_URL = "/static/"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "start"
 
-# For a demo on the loopback interface; a real project has no default here.
+# For a demo on the loopback interface only. A real project has no default here.
 SECRET_KEY = env.str("SECRET_KEY", default="only-for-the-demo-on-127.0.0.1")
 DEBUG = env.bool("DEBUG", default=False)
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
@@ -142,12 +142,12 @@ CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_BEAT_SCHEDULE = {
     "retry-failed-exports": {"task": "testproject.shop.tasks.retry_exports", "schedule": 2.0},
 }
-if SHOP_DOCUMENT_LOCKS:  # two runs at once, which nothing but the locks in the ads keeps apart
+if SHOP_DOCUMENT_LOCKS:  # for two runs at once, kept apart only by the locks in the ads
     CELERY_BEAT_SCHEDULE["retry-once-more"] = CELERY_BEAT_SCHEDULE["retry-failed-exports"]
 
 if env.bool("MONGOLOCK_TEST_OLD_SERVER", default=False):
-    # django-mongodb-backend 6.x asks for MongoDB 7. The server in the dependency group is a
-    # 6.0; for the tests of this project it is enough. Never do this in production.
+    # django-mongodb-backend 6.x asks for MongoDB 7. The server in the dependency group is a 6.0, which is enough for
+    # the tests of this project. Never do this in production.
     from django_mongodb_backend.features import DatabaseFeatures
 
     DatabaseFeatures.minimum_database_version = (6, 0)

@@ -1,7 +1,7 @@
-"""The same project with MongoDB as its only database: accounts, orders, ads and locks.
+"""The same project with MongoDB as its only database, for accounts, orders, ads and locks.
 
-django-mongodb-backend has no AutoField: the apps of Django get ObjectId keys by `mongo_apps`, and
-their migrations for that are in `mongo_migrations`.
+django-mongodb-backend has no AutoField. The apps of Django get ObjectId keys by `mongo_apps`, and `mongo_migrations`
+has their migrations for that.
 """
 
 from testproject.settings import *  # noqa: F403

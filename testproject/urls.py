@@ -10,6 +10,6 @@ urlpatterns = [
     path("external/", include("testproject.external.urls")),
     path("login/", LoginView.as_view(template_name="shop/login.html"), name="login"),
     path("admin/", admin.site.urls),
-    # Without DEBUG and without a second server: enough for a demo on the loopback interface.
+    # Without DEBUG and without a second server, this is enough for a demo on the loopback interface.
     path("static/<path:path>", serve, {"insecure": True}),
 ]

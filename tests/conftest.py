@@ -1,4 +1,4 @@
-"""Fixtures for everybody: the MongoDB of the test run, and an empty collection in it."""
+"""Fixtures for all tests."""
 
 import os
 import uuid
@@ -26,7 +26,7 @@ def name() -> str:
 
 @pytest.fixture
 def key() -> str:
-    """A key that nobody else uses."""
+    """Return a key of this test alone."""
     return uuid.uuid4().hex
 
 
@@ -38,7 +38,7 @@ def mongo_uri() -> str:
 
 @pytest.fixture(scope="session")
 def mongo(mongo_uri: str) -> Iterator[MongoClient[dict[str, Any]]]:
-    """A client of the MongoDB of this test run."""
+    """Return a client of the MongoDB of this test run."""
     with MongoClient[dict[str, Any]](mongo_uri, serverSelectionTimeoutMS=5000) as client:
         yield client
 
@@ -53,7 +53,7 @@ def redis() -> Iterator[Redis]:
 
 @pytest.fixture
 def collection(mongo: MongoClient[dict[str, Any]]) -> Iterator[Collection[dict[str, Any]]]:
-    """A collection that does not exist yet and has no name that another test uses; dropped afterwards."""
+    """Return a collection that does not exist yet, with a name of its own. The collection is dropped afterwards."""
     collection = mongo[DATABASE][f"test_{uuid.uuid4().hex}"]
     yield collection
     for name in collection.database.list_collection_names(filter={"name": {"$regex": f"^{collection.name}"}}):

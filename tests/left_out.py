@@ -1,6 +1,6 @@
-"""What a test run leaves out: one sentence at its end; in CI a failure.
+"""Report the tests that a run leaves out.
 
-A pytest plugin: `-p tests.left_out`.
+The report is one sentence at the end of the run, and a failure in CI. This is a pytest plugin: `-p tests.left_out`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out, in the process that hears of all tests."""
+    """Print the sentence about left-out tests, in the process that hears of all tests."""
     reasons = [reason_of(report) for report in terminalreporter.stats.get("skipped", ())]
     said = sentence(Counter(reason for reason in reasons if reason is not None))
     if file := os.environ.get(FILE):
@@ -49,7 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def in_ci() -> bool:
-    """Whether this is continuous integration, which sets CI."""
+    """Return whether this is continuous integration, where CI is set."""
     return bool(Env().bool("CI", default=False))
 
 
@@ -62,14 +62,14 @@ def judge(report: Report) -> None:
 
 
 def reason_of(report: Report) -> str | None:
-    """Return why a test was left out; None if it was not."""
+    """Return the reason why a test was left out, or None."""
     if not report.skipped or not isinstance(report.longrepr, tuple):  # that of an xfail is the failure
         return None
     return str(report.longrepr[2]).removeprefix("Skipped: ")
 
 
 def sentence(counts: Mapping[str, int]) -> str:
-    """Say what was left out and the command that adds it; nothing if all tests ran."""
+    """Return a sentence about the left-out tests and the command that adds them, or an empty text if all tests ran."""
     lacked = {name: count for name in parts.PARTS if (count := counts.get(f"needs {name}"))}
     added = {name: count for name, count in lacked.items() if parts.PARTS[name].packages}
     said = []

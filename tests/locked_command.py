@@ -1,4 +1,4 @@
-"""Management commands under a lock, for test_run_locked; as a program, it is one of them."""
+"""Management commands under a lock, for test_run_locked. Run as a program, this file is one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain management commands under a decorator, for test_nightly; as a program, it is one of them."""
+"""Plain management commands under a decorator, for test_nightly. Run as a program, this file is one of them."""
 
 from __future__ import annotations
 

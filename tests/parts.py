@@ -1,9 +1,10 @@
-"""The parts of the system that some tests need beside Python packages: how each is found, and what Debian calls it.
+"""The parts of the system that some tests need beside Python packages, with the ways to find them and their names in
+Debian.
 
     pytestmark = parts.needs("Redis")    # without it, these tests are left out
     parts.require("Redis")               # the same in a fixture
 
-`pytest --with-system-packages` installs what is missing, where there is apt.
+`pytest --with-system-packages` installs missing parts, where there is apt.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def missing() -> list[str]:
 
 
 def install() -> None:
-    """Install what is missing; say what cannot be had. apt is not called if nothing is missing."""
+    """Install missing parts, and name the parts that are not available. apt is not called if nothing is missing."""
     if not (wanted := missing()):
         return
     _say(f"installing {', '.join(wanted)} (log: {LOG})")
@@ -108,7 +109,7 @@ def install() -> None:
         _say("there is no apt-get, or neither root nor sudo: install them by hand")
         return
     if _install(package for name in wanted for package in PARTS[name].packages):
-        for name in wanted:  # what cannot be had shall not keep the others away
+        for name in wanted:  # one by one, because a missing package would keep the others away
             _install(PARTS[name].packages)
     if left := missing():
         _say(f"apt-get could not bring {', '.join(left)}: see {LOG}")
@@ -119,7 +120,7 @@ def _install(packages: Iterable[str]) -> int | None:
 
 
 def _apt(*arguments: str) -> int | None:
-    """Run apt-get with its output in the log; return its exit code, or None where it cannot be run."""
+    """Run apt-get with its output in the log. Return its exit code, or None if it cannot be run."""
     if (become_root := _become_root()) is None or shutil.which("apt-get") is None:
         return None
     command = [*become_root, "env", "DEBIAN_FRONTEND=noninteractive"]

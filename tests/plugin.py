@@ -1,6 +1,6 @@
-"""Start the MongoDB of the test run before Django's settings are read; install system packages before, if asked to.
+"""Start the MongoDB of the test run before Django's settings are read. Install system packages first, if asked to.
 
-Loaded by `-p tests.plugin`: a conftest comes too late, because pytest-django reads the settings first.
+Load this plugin with `-p tests.plugin`. A conftest comes too late, because pytest-django reads the settings first.
 """
 
 import contextlib
@@ -22,26 +22,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--with-system-packages", action="store_true", help=what)
 
 
-#: Where this process prints its errors: pytest has them go elsewhere during a test.
+#: A copy of this process's standard error. Pytest redirects the original during a test.
 STDERR: Final = os.dup(2)
 
 
 def pytest_configure() -> None:
-    """SIGQUIT, which ends a process, first shows where all its threads are: .ci/run sends it to a run that hangs."""
+    """Let SIGQUIT show the stacks of all threads before it ends the process. .ci/run sends it to a run that hangs."""
     if hasattr(signal, "SIGQUIT"):
         faulthandler.register(signal.SIGQUIT, STDERR, chain=True)
 
 
 def pytest_collection_finish() -> None:
-    """Have `gc.collect` leave out what was imported: else it takes tenths of a second in each test that calls it."""
+    """Let `gc.collect` skip the imported objects. With them, it takes tenths of a second in each test that calls it."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """Keep the watchdog when a test has failed, where pytest takes it away, and pytest-timeout its alarm: an event loop
-    that waits for a thread of a failed test has hung a run. It is taken away at the end of the test."""
+    """Keep the watchdog running after a failed test.
+
+    Pytest stops the watchdog then, and pytest-timeout its alarm. An event loop that waited for a thread of a failed
+    test has hung a run. The watchdog stops at the end of the test.
+    """
     seconds = float(node.config.getini("faulthandler_timeout"))
     if isinstance(node, pytest.Item) and seconds:
         faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
@@ -49,9 +52,10 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
-    """Put the URI of a server into MONGODB_URI, unless one is there; the server ends with the test run.
+    """Put the URI of a server into MONGODB_URI, unless the variable is set. The server ends with the test run.
 
-    It is one for all processes of the run (pytest-xdist), which inherit the variable; each has its databases there.
+    All processes of the run (pytest-xdist) inherit the variable and share the server. Each process has its own
+    databases there.
     """
     options = early_config.known_args_namespace
     if options.help or options.version:
@@ -69,5 +73,5 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
 
 
 def is_worker() -> bool:
-    """Whether this is one of the processes (pytest-xdist) to which another hands out the tests."""
+    """Return whether this is a process to which pytest-xdist hands out tests."""
     return "PYTEST_XDIST_WORKER" in os.environ

@@ -1,4 +1,4 @@
-"""F220: an address that leads to the wrong place. Errors and checks say what the server is, and name the cure."""
+"""F220: For an address that leads to the wrong place, errors and checks say what the server is, and name the cure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pair() -> Iterator[ReplicaSet]:
 
 
 def refused(uri: str) -> str:
-    """What an attempt to acquire a lock at this address says."""
+    """Return the problem reported for an acquisition at *uri*."""
     store = MongoStore(StoreConfig({"host": uri}, "d"))
     try:
         with pytest.raises(LockBackendFailed) as refusal:
@@ -34,7 +34,7 @@ def refused(uri: str) -> str:
 
 
 def checked(uri: str) -> list[str]:
-    """What `check --database` says of this address."""
+    """Return the messages of `check --database` for *uri*."""
     store = MongoStore(StoreConfig({"host": uri}, "d"))
     try:
         return [f"{each.id} {each.msg} {each.hint}" for each in server_rules(inspect_server(store, 2.0), "locks")]
@@ -43,7 +43,7 @@ def checked(uri: str) -> list[str]:
 
 
 def test_a_secondary(pair: ReplicaSet) -> None:
-    """It answers, and takes no write."""
+    """A secondary answers, but takes no write."""
     assert eventually(pair.secondaries)
     uri = pair.secondaries()[0].uri
     cure = "name all members, without directConnection=true: mongodb://host1,host2/?replicaSet=rs0"
@@ -55,7 +55,7 @@ def test_a_secondary(pair: ReplicaSet) -> None:
 
 
 def test_one_member_of_a_set(pair: ReplicaSet) -> None:
-    """The primary of today: after the next election nothing can be locked."""
+    """An address of today's primary alone is reported, because no lock can be acquired after the next election."""
     found = [each for each in checked(pair.primary().uri) if "E106" in each]
     assert len(found) == 1
     assert "directConnection=true" in found[0]

@@ -1,4 +1,4 @@
-"""The admin of the locks: what somebody sees and does at 3 a.m., what nobody may, and what must not break it."""
+"""The admin of the locks at 3 a.m.: pages, actions, permissions, and robustness."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def admin() -> Client:
 
 
 def rows(response: Any) -> list[str]:
-    """The keys that a list shows, in order."""
+    """Return the keys that a list shows, in order."""
     return [lock.key for lock in response.context["cl"].result_list]
 
 
@@ -67,7 +67,7 @@ def select(client: Client, action: str, *keys: str, query: str = "?state=all", *
 
 
 def fields_of(response: Any) -> dict[str, list[str]]:
-    """What the form of a page sends if nothing is typed."""
+    """Return the fields that the form of a page sends if nothing is typed."""
     form = response.content.decode().split('id="content-main"')[1]
     fields: dict[str, list[str]] = {}
     for tag in re.findall(r"<input[^>]*>", form):
@@ -87,7 +87,7 @@ def notes(response: Any) -> str:
 
 
 class TestList:
-    """The list answers: who has what, since when, for how long still, who waits."""
+    """The list shows the holders, the times held and left, and the waiters."""
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
@@ -101,7 +101,7 @@ class TestList:
         locks.free("free:1")
 
     def test_columns(self, admin: Client) -> None:
-        """Everything about a held lock is in its row; no grant and no session is."""
+        """The row of a held lock shows all of its facts, but no grant and no session."""
         response = admin.get(LIST)
         text = text_of(response)
         for word in ("order:5", "● works", "catalog"):
@@ -117,7 +117,7 @@ class TestList:
         assert str(TOKEN + 1) not in response.content.decode()
 
     def test_nothing_is_shown_twice(self, admin: Client, locks: Locks) -> None:
-        """A Celery task is its label, its place and its owner at once: its name and its id are shown once each."""
+        """A Celery task is label, place and owner at once. The name and the id of the task are shown once each."""
         locks.add("once", [entry(9, label="shop.tasks.bill", place="task shop.tasks.bill 7d0f-1", owner="7d0f-1")])
         text = text_of(admin.get(f"{LIST}?q=once"))
         assert "shop.tasks.bill web-1 · pid 4009 · MainThread · id 7d0f-1" in text
@@ -143,13 +143,14 @@ class TestList:
         ],
     )
     def test_filters_and_order(self, admin: Client, query: str, keys: list[str]) -> None:
-        """Held is what is shown first; what has been held for longest is at the top. Each column sorts, except where
-        free locks are listed, of which there may be a million."""
+        """Held locks are shown first, with the longest hold at the top. Each column sorts, except in the list of free
+        locks, because there may be a million of those."""
         assert rows(admin.get(LIST + query)) == keys
 
     @pytest.mark.parametrize("column", ["since", "left", "waiting", "waited", "key_link"])
     def test_an_order_is_a_field_or_an_expression(self, admin: Client, column: str) -> None:
-        """Each column sorts by what a queryset can be ordered by, in the order of the list: Django 6.1 tries (F141)."""
+        """Each column sorts by a field or an expression of querysets, in the order of the list. Django 6.1 checks this
+        (F141)."""
         by = getattr(LockAdmin, column).admin_order_field
         found = Lock.objects.held().order_by(by)
         listed = rows(admin.get(f"{LIST}?o={LockAdmin.list_display.index(column) + 1}"))
@@ -157,7 +158,7 @@ class TestList:
 
     @pytest.mark.parametrize("state", ["", "held", "waited", "kept", "stale", "free", "all"])
     def test_the_default_order_is_one_of_querysets(self, state: str) -> None:
-        """What the list is sorted by before a column is chosen is a field or an expression, for each state (F141)."""
+        """The default order is a field or an expression of querysets, for each state (F141)."""
         request = RequestFactory().get(LIST, {"state": state})
         order = LockAdmin(Lock, site).get_ordering(request)
         assert {lock.key for lock in Lock.objects.order_by(*order)} == {"catalog", "order:5", "left:behind", "free:1"}
@@ -169,8 +170,9 @@ class TestList:
         assert rows(admin.get(LIST + query))
 
     def test_order_of_equals(self, admin: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A lock with several holders is as old as its first one. What is equal is in the order of the keys, so that no
-        page repeats another; and of more locks than are sorted, those are whose leases end first."""
+        """A lock with several holders is as old as its first one. Equal locks are in the order of their keys, so that
+        no page repeats another. Beyond the number of locks that are sorted, the locks with the first ends of leases are
+        taken."""
         locks.collection.delete_many({})
         locks.add("two", [entry(1, mode="shared", held_for=5), entry(2, mode="shared", held_for=500)])
         same, end = entry(3, held_for=100), now() + timedelta(seconds=900)
@@ -197,7 +199,8 @@ class TestList:
         ],
     )
     def test_search(self, admin: Client, text: str, keys: list[str]) -> None:
-        """F56: the start of a key, a pattern for all of it, or a whole word of a holder; never a regular expression."""
+        """F56: A search is the start of a key, a pattern for the whole key, or a whole word of a holder. Regular
+        expressions are not used."""
         query = urlencode({"q": text}, errors="replace")
         assert rows(admin.get(f"{LIST}?{query}")) == keys
 
@@ -212,11 +215,11 @@ class TestList:
 
     @pytest.mark.parametrize("query", ["?key__regex=(a%2B)%2B$", "?holders__host=web-1", "?key__contains=x", "?pk=1"])
     def test_no_lookups_from_the_address(self, admin: Client, query: str) -> None:
-        """Nobody may ask the server for a slow expression by the address bar."""
+        """A lookup in the address cannot make the server evaluate a slow expression."""
         assert admin.get(LIST + query).status_code == 400
 
     def test_the_longest_wait_first(self, admin: Client, locks: Locks) -> None:
-        """Waits are sorted by those who still wait: a waiter that died in the queue counts for nothing."""
+        """Waits are sorted by the living waiters. A waiter that died in the queue counts for nothing."""
         locks.add("older", [entry(1)], [waiter(2, left=-5, held_for=400), waiter(3, held_for=50)])
         locks.add("oldest", [entry(1)], [waiter(2, held_for=20), waiter(3, held_for=300)])
         response = admin.get(f"{LIST}?state=waited")
@@ -227,10 +230,10 @@ class TestList:
 
 
 class TestNext:
-    """What one would do next: ask, force, look at the process, or nothing."""
+    """The next step of an operator: ask, force, look at the process, or nothing."""
 
     def test_links_ask_first(self, admin: Client, locks: Locks) -> None:
-        """The page of a lock leads to the question, which changes nothing before it is answered, and back."""
+        """The page of a lock links to the question and back. Nothing changes before the question is answered."""
         locks.held("order/5&6", left=33)
         before = locks.read("order/5&6")
         page = admin.get(page_of("order/5&6"))
@@ -246,7 +249,7 @@ class TestNext:
 
 
 class TestKept:
-    """What is only kept for a minimum hold is not held: nobody is at work."""
+    """A lock that is only kept for a minimum hold is not held, because nobody is at work."""
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
@@ -257,7 +260,7 @@ class TestKept:
         locks.add("both", [entry(4, left=500, mode="shared", released=done), entry(5, mode="shared", label="reads")])
 
     def test_list_and_page(self, admin: Client) -> None:
-        """It has a list of its own; it says when it was done, and no pid as if that lived."""
+        """Kept locks have a list of their own. The page shows the end of the work, and no pid that may be dead."""
         assert rows(admin.get(LIST)) == ["at:work", "both"] or rows(admin.get(LIST)) == ["both", "at:work"]
         response = admin.get(f"{LIST}?state=kept")
         assert rows(response) == ["once"]
@@ -275,7 +278,7 @@ class TestKept:
         assert re.search(r"both ● works reads and 1 more web-1 · pid 4005", text_of(admin.get(LIST)))
 
     def test_the_job_runs_again(self, admin: Client, locks: Locks) -> None:
-        """To free it asks just that, and a request for its release finds no holder."""
+        """The question names the job that will run again. A request for its release finds no holder."""
         asked = text_of(select(admin, "force_release", "once"))
         assert "The job will run again." in asked
         assert "The holder's work is not stopped" not in asked
@@ -286,7 +289,7 @@ class TestKept:
         assert locks.read("once")["holders"] == []
 
     def test_over(self, admin: Client, locks: Locks) -> None:
-        """When its minimum hold is over, it is free on every page and in the list of the command."""
+        """When its minimum hold is over, the lock is free on every page and in the list of the command."""
         locks.add("past", [entry(1, left=-5, held_for=100, released=now() - timedelta(seconds=60))])
         assert "past ○ free – held for – lease left – waiting 0" in text_of(admin.get(f"{LIST}?state=free"))
         page = text_of(admin.get(page_of("past")))
@@ -301,7 +304,7 @@ class TestEmpty:
 
     @pytest.mark.long
     def test_nothing_found(self, locks: Locks, admin: Client) -> None:
-        """A search in what is held offers to search all, and one in all offers to look inside of keys."""
+        """A search in held locks offers a search in all. A search in all offers to look inside of keys."""
         locks.free("x")
         assert "Search all locks" not in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
         assert "Search inside keys too" in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
@@ -313,7 +316,7 @@ class TestEmpty:
 
 class TestPage:
     def test_held(self, locks: Locks, admin: Client) -> None:
-        """Holders, those who wait in their order, and what was counted."""
+        """The page shows the holders, the waiters in their order, and the counts."""
         locks.add(
             "k", [entry(1, mode="semaphore", capacity=3, more_permits=1)], [waiter(7, host="b"), waiter(8, host="a")]
         )
@@ -334,14 +337,14 @@ class TestPage:
         assert "secret" not in text
 
     def test_purged(self, locks: Locks, admin: Client) -> None:
-        """A lock that is gone leads back to the list, with a word."""
+        """The page of a lock that is gone leads back to the list, with a message."""
         response = admin.get(page_of("gone"), follow=True)
         assert "There is no lock “gone”" in notes(response)
 
     @pytest.mark.long
     def test_hostile_keys(self, locks: Locks, admin: Client) -> None:
         """Every key has a page of its own, is shown (marks by their codes), can be forced, and has a history."""
-        keys = ["", *HOSTILE_KEYS]  # the first one only somebody else writes
+        keys = ["", *HOSTILE_KEYS]  # only another program writes the first one
         locks.held(*keys)
         listed = admin.get(LIST).content.decode()
         for number, key in enumerate(keys):
@@ -360,13 +363,13 @@ class TestPage:
         assert "Forced its release" in text_of(admin.get(history))
 
     def test_browser_leaves_addresses_alone(self) -> None:
-        """No address has a part that a browser would take for a way up."""
+        """No part of an address looks like a way up to a browser."""
         for key in HOSTILE_KEYS:
             assert not {".", ".."} & set(page_of(key).split("/"))
 
     @pytest.mark.long
     def test_huge(self, locks: Locks, admin: Client) -> None:
-        """Of a queue of thousands the page shows the first twenty; all of them have a page of their own."""
+        """The page shows the first twenty of thousands of waiters. All of them have a page of their own."""
         locks.add("k", [entry(1)], [waiter(n) for n in range(3_000)])
         text = text_of(admin.get(page_of("k")))
         assert "first come, first served (3000)" in text
@@ -384,14 +387,14 @@ class TestPage:
 
 
 class TestRights:
-    """Who may do what: view is to look, force_release to take; nobody edits."""
+    """The view permission is for looking, force_release for taking. No user edits."""
 
     @pytest.fixture(autouse=True)
     def one(self, locks: Locks) -> None:
         locks.held("k")
 
     def test_no_button_without_its_permission(self, locks: Locks) -> None:
-        """Who may only look sees no action and no button; who may ask does not force."""
+        """A user who may only look sees no action and no button. A user who may ask cannot force."""
         looker = browser("view_lock")
         locks.stale("stale")
         assert b"force_release" not in looker.get(LIST).content
@@ -401,7 +404,7 @@ class TestRights:
         assert browser("view_lock", "ask_release_lock").post(RELEASE, shown).status_code == 403
 
     def test_no_editing(self, locks: Locks) -> None:
-        """Not even a superuser adds, edits or deletes: there are no addresses for it, and a POST is refused."""
+        """A superuser cannot add, edit or delete either. These pages do not exist, and a POST is refused."""
         root = browser(is_superuser=True)
         before = locks.read("k")
         for page in ("add/", "k/delete/"):
@@ -419,10 +422,10 @@ class TestRights:
 
 
 class TestForceRelease:
-    """Confirmed, exact, and written down."""
+    """A forced release is confirmed, exact, and logged."""
 
     def test_one(self, locks: Locks, admin: Client) -> None:
-        """Only the answer takes it, for the waiter; the admin tells it, and writes it down."""
+        """Only the answer to the question takes the lock, for the waiter. The admin reports and logs it."""
         locks.add("k", [entry(1)], [waiter(2)])
         asked = select(admin, "force_release", "k")
         assert "secret" not in asked.content.decode()
@@ -434,7 +437,7 @@ class TestForceRelease:
         assert entry_.get_admin_url() == page_of("k")
 
     def test_what_is_done_is_written_down(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is read between a release and its entry in the log: that could fail."""
+        """Nothing is read between a release and its entry in the log, because a read could fail."""
         locks.held("k")
         asked = select(admin, "force_release", "k")
         monkeypatch.setattr(LockQuerySet, "db", property(lambda _self: 1 / 0))
@@ -442,7 +445,7 @@ class TestForceRelease:
         assert LogEntry.objects.get().object_id == "k"
 
     def test_many(self, locks: Locks, admin: Client) -> None:
-        """Several at once; what nobody holds, and what is damaged, is left out and that is said."""
+        """Several locks can be released at once. Locks that are free or damaged are left out, and the page says so."""
         locks.held("a", "b")
         locks.add("shared", [entry(n, mode="shared") for n in (5, 6)])
         locks.free("free")
@@ -458,7 +461,7 @@ class TestForceRelease:
 
     @pytest.mark.long
     def test_all_of_thousands(self, locks: Locks, admin: Client) -> None:
-        """ "Select all" is bounded: nobody reads a page of thousands."""
+        """ "Select all" is bounded, because nobody reads a page of thousands."""
         locks.held(*(f"k{number:03d}" for number in range(150)))
         asked = select(admin, "force_release", "k000", query="", select_across=1)
         assert "These 100 locks" in text_of(asked)
@@ -466,17 +469,17 @@ class TestForceRelease:
         assert "100 locks were taken" in notes(confirm(admin, asked))
 
     def test_back_to_the_same_list(self, locks: Locks, admin: Client) -> None:
-        """Afterwards the list is filtered as before."""
+        """Afterwards the list has the same filters as before."""
         locks.held("k")
         body = select(admin, "force_release", "k", query="?state=all&q=k").content.decode()
         assert 'name="filters" value="state=all&amp;q=k"' in body
 
 
 class TestClearStale:
-    """Stale locks are cleared at once; the server looks again before."""
+    """Stale locks are cleared at once, after another check by the server."""
 
     def test_clears(self, locks: Locks, admin: Client) -> None:
-        """Stale ones are cleared, the waiters get them; others are left, and that is said."""
+        """Stale locks are cleared, and their waiters get them. Other locks stay, and the page says so."""
         locks.stale("a", "b")
         locks.held("held")
         locks.collection.update_one({"_id": "b"}, {"$set": {"waiters": [waiter(7)]}})
@@ -489,7 +492,7 @@ class TestClearStale:
         assert {entry_.object_id for entry_ in LogEntry.objects.all()} == {"a", "b"}
 
     def test_half_done(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If the server goes away meanwhile, what was done is written down, and the user learns of both."""
+        """If the server goes away meanwhile, the effects so far are logged, and the user learns of both."""
         locks.stale("a", "b", "c")
         clear = operations.clear_stale
 
@@ -504,7 +507,7 @@ class TestClearStale:
         assert LogEntry.objects.get().object_id == "a"
 
     def test_from_its_page(self, locks: Locks, admin: Client) -> None:
-        """Whoever clears a lock on its page comes back to that page."""
+        """Clearing a lock from its page leads back to that page."""
         locks.stale("a")
         form = fields_of(admin.get(page_of("a")))
         response = admin.post(f"{LIST}?state=all", {**form, "action": "clear_stale"})
@@ -512,10 +515,10 @@ class TestClearStale:
 
 
 class TestDamage:
-    """Damaged documents are shown as such; the others go on."""
+    """Damaged documents are shown as damaged. The other locks are not affected."""
 
     def test_shown(self, locks: Locks, admin: Client) -> None:
-        """List and page say what is wrong."""
+        """The list and the page describe the damage."""
         locks.held("good")
         for name, (change, _) in DAMAGE.items():
             locks.add(name, [entry(2)], [waiter(3)], change=change)
@@ -552,8 +555,9 @@ class TestSpeed:
         ["", "?p=2", "?state=waited", "?state=stale", "?state=free", "?state=all", "?q=held:00*", "?mode=shared"],
     )
     def test_commands(self, admin: Client, commands: Commands, locks: Locks, query: str) -> None:
-        """The page; a count, if there is more than that, and whether there is anything at all, if there is nothing; for
-        a search, is there such a key? None reads more than what is held, or a page."""
+        """The page is one command. A count follows if there are more locks than that, and a check for any lock if
+        there are none. A search adds a check for such a key. None of the commands reads more than the held locks or
+        a page."""
         admin.get(LIST + query)
         assert commands.names() in (["aggregate"], ["aggregate", "aggregate"], ["aggregate", "count"])
         for sent in commands.sent:
@@ -564,7 +568,7 @@ class TestSpeed:
     def test_counts_no_further_than_needed(
         self, admin: Client, commands: Commands, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Above the cap the list says "more than"; the server stops counting there."""
+        """Above the cap the list says "more than", because the server stops counting there."""
         monkeypatch.setattr(listing, "CAP", 250)
         admin.get(f"{LIST}?state=free")
         assert {"$limit": 251} in commands.sent[1]["pipeline"]
@@ -576,7 +580,7 @@ class TestSpeed:
 
     @pytest.mark.long
     def test_clear_stale_locks(self, commands: Commands, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The command finds what is stale by an index, and clears it in batches: it looks at nothing else."""
+        """The command finds stale locks by an index, and clears them in batches. No other lock is read."""
         monkeypatch.setattr(named_locks, "BATCH", 20)
         locks.stale(*(f"stale:{number}" for number in range(50)))
         run("clear_stale_locks", "--no-input")
@@ -608,7 +612,8 @@ urlpatterns = [path("admin/", site.urls), path("ops/", ops.urls)]
 
 @pytest.mark.urls(__name__)
 def test_another_site(locks: Locks, history: Any) -> None:
-    """On another site than Django's own, each link leads to a page of that site, and to none that it does not have."""
+    """On a site other than Django's own, each link leads to a page of that site, and pages that it lacks are not
+    linked."""
     locks.add("k", [entry(1, held_for=5_000)], [waiter(2, held_for=4_000)])
     history.insert_one({"key": "k", "event": "granted", "at": now()})
     client = browser(is_superuser=True)
@@ -638,5 +643,5 @@ call_command("check")
 
 @pytest.mark.long
 def test_projects_without_the_admin() -> None:
-    """Nobody needs the admin to use locks, also edit locks, nor templates, nor to keep their history."""
+    """Locks, edit locks and their history need neither the admin nor templates."""
     python("-c", WITHOUT_ADMIN)

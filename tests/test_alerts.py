@@ -1,4 +1,4 @@
-"""The alerts for Prometheus and the dashboard for Grafana, as the docs have them: loaded, and evaluated by promtool."""
+"""The documented alerts for Prometheus and the dashboard for Grafana are loaded, and evaluated by promtool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs/howto/monitoring"
 RULES = FOLDER / "alerts.yml"
 WITH_PROMTOOL = parts.needs("promtool")
 
-#: What is measured once a minute, when each alert is to fire: after so many minutes, but not before so many.
+#: The series for each alert, one value a minute. The alert fires after the first number of minutes, but not before the
+#: second.
 FIRING = {
     "LockLost": ({'mongolock_lost_total{template="a"}': "0x20 1x60"}, 22, 19),
     "LockDeadlock": ({'mongolock_not_acquired_total{template="a",reason="deadlock"}': "0x20 1x60"}, 22, 19),
@@ -41,7 +42,7 @@ FIRING = {
 
 
 def promtool(*arguments: object) -> None:
-    """Run it; its complaints are those of the test."""
+    """Run promtool, and fail with its complaints."""
     done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -49,7 +50,7 @@ def promtool(*arguments: object) -> None:
 @WITH_PROMTOOL
 @pytest.mark.parametrize("name", FIRING)
 def test_alert(name: str, tmp_path: Path) -> None:
-    """Each fires when it should, not before, and not where all is well."""
+    """Each alert fires when it should, not before, and not in a healthy system."""
     series, minute, before = FIRING[name]
     quiet = {
         each: re.sub(r"0x20 1x60", "1x90", re.sub(r"(2|0\+\d+)x\d+", "0x90", values)) for each, values in series.items()
@@ -78,7 +79,7 @@ def test_rules_are_tested() -> None:
 
 
 def expressions() -> list[str]:
-    """What the dashboard asks, with values for its variables."""
+    """Return the queries of the dashboard, with values for its variables."""
     panels = json.loads((FOLDER / "grafana.json").read_text())["panels"]
     asked = [target["expr"] for panel in panels for target in panel["targets"]]
     return [each.replace("$template", ".*").replace("$__rate_interval", "5m") for each in asked]
@@ -86,7 +87,7 @@ def expressions() -> list[str]:
 
 @WITH_PROMTOOL
 def test_dashboard(tmp_path: Path) -> None:
-    """Each of its expressions is one that Prometheus understands."""
+    """Prometheus understands each expression of the dashboard."""
     rules = [{"record": f"panel:{number}", "expr": each} for number, each in enumerate(expressions())]
     path = tmp_path / "rules.yml"
     path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
@@ -95,7 +96,7 @@ def test_dashboard(tmp_path: Path) -> None:
 
 @WITH_MONGO
 def test_the_collector_of_the_page(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules and dashboard use only what is measured; the collector of the page measures what it says."""
+    """Rules and dashboard use existing metrics only. The collector of the page measures the documented ones."""
     registry = CollectorRegistry()
     PrometheusMetrics(registry)
     monkeypatch.setattr("prometheus_client.REGISTRY", registry)
@@ -103,7 +104,7 @@ def test_the_collector_of_the_page(locks: Locks, monkeypatch: pytest.MonkeyPatch
     exec(collector, {})  # noqa: S102 - our own page
     locks.add("held", [entry(1)], [waiter(2), waiter(3)])
     locks.add("stale", [entry(4, left=-60)])
-    locks.add("kept", [entry(5, held_for=90_000, released=now())])  # as after once_per: its job is done
+    locks.add("kept", [entry(5, held_for=90_000, released=now())])  # as after once_per, when the job is done
     values = {
         name: registry.get_sample_value(f"locks_{name}") or 0
         for name in ("stale", "longest_hold_seconds", "longest_wait_seconds")

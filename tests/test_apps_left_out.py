@@ -1,4 +1,4 @@
-"""Each app that a project opts into can be left out: the core runs without its folder."""
+"""Each app that a project opts into can be left out. The core runs without its folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from django.urls import path
 
 urlpatterns = [path("admin/", admin.site.urls)]
 """
-#: What the core's pages and models are without any app: nothing in them speaks of a history.
+#: Tests for the core's pages and models without any app. Nothing in them may mention a history.
 PAGES = """\
 import pytest
 from django.apps import apps
@@ -63,7 +63,7 @@ TESTS = (
 
 
 def core_without(apps: set[str], folder: Path) -> str:
-    """What a check and a handful of tests say where the package lacks these folders."""
+    """Return the output of a check and a handful of tests in a copy of the package without *apps*."""
     for part in ("django_mongolock", "tests", "testproject", "verify"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -82,7 +82,7 @@ def core_without(apps: set[str], folder: Path) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("apps", [*({app} for app in sorted(OPT_IN)), OPT_IN], ids=[*sorted(OPT_IN), "all"])
 def test_the_core_runs_without(apps: set[str], tmp_path: Path) -> None:
-    """None of the core's modules, checks, pages or commands needs one that is not installed."""
+    """No module, check, page or command of the core needs an app that is not installed."""
     said = core_without(apps, tmp_path)
     assert "System check identified no issues" in said
     assert " passed" in said
@@ -92,6 +92,6 @@ def test_the_core_runs_without(apps: set[str], tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_core_that_needs_an_app_is_found(tmp_path: Path) -> None:
-    """The test above can fail: a folder that the core needs."""
+    """The test above can fail, as a folder that the core needs shows."""
     with pytest.raises(AssertionError, match=r"No module named 'django_mongolock\.decorator'"):
         core_without({"decorator"}, tmp_path)

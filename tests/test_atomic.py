@@ -32,14 +32,14 @@ pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
 
 @pytest.fixture(autouse=True)
 def _empty(locks: Any) -> None:
-    """No ads, and a collection for them: not every server makes one in a transaction."""
+    """Remove all ads, and make the collections, because not every server makes one in a transaction."""
     Ad.objects.all().delete()
     mongo_connection().database.drop_collection("pieces")
     mongo_connection().database.create_collection("pieces")
 
 
 def mongo_connection() -> Any:
-    """The connection of the alias, with what the backend adds."""
+    """Return the connection of the alias, with the methods of the backend."""
     return connections["mongo"]
 
 
@@ -48,22 +48,22 @@ def make_ad(title: str) -> Ad:
 
 
 def titles() -> list[str]:
-    """What is seen outside of the transaction."""
+    """Return the titles that are visible outside of the transaction."""
     collection = mongo_connection().database[Ad._meta.db_table]
     return sorted(document["title"] for document in collection.find())
 
 
 def take_over(lock: MongoLock) -> None:
-    """As after a forced release and another holder, of which this one does not know."""
+    """Change the document as after a forced release and another holder, without the first holder's knowledge."""
     change = {"$set": {"holders": []}, "$inc": {"token": 5, "changes": 1}}
     mongo_connection().database["mongolock_locks"].update_one({"_id": lock.key}, change)
 
 
 class TestAtomic:
-    """The ORM on the alias is part of the transaction."""
+    """The ORM on the alias takes part in the transaction."""
 
     def test_aborts(self) -> None:
-        """An error of the block leaves nothing, and the connection as it was."""
+        """An error of the block leaves nothing, and the connection stays as it was."""
         make_ad("first")
         with mongo_lock(new_key()) as lock:
             with pytest.raises(ZeroDivisionError), lock.atomic():
@@ -100,8 +100,8 @@ class TestAtomic:
         assert len(seen) == 1
 
     def test_nested(self) -> None:
-        """Blocks of the backend inside of it are part of it; it inside of one of those is refused. Those of Django do
-        nothing."""
+        """Blocks of the backend inside `lock.atomic()` are part of it. `lock.atomic()` inside such a block is refused.
+        Blocks of Django do nothing."""
         with transaction.atomic(using="mongo"), mongo_lock(new_key()) as lock, lock.atomic():
             make_ad("first")
         with mongo_lock(new_key()) as lock:
@@ -115,7 +115,8 @@ class TestAtomic:
 
     @pytest.mark.parametrize("at_the_end", [False, True])
     def test_renewals_of_other_locks(self, at_the_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """F117: they do not take the lock of the transaction along, which that would abort, until it has committed."""
+        """F117: Renewals of other locks leave out the lock of the transaction until it has committed, because a renewal
+        would abort the transaction."""
         with mongo_lock(new_key()) as lock, mongo_lock(new_key()) as other:
             session, (grant,) = own(other).session, own(other).grants
             assert session is not None
@@ -141,7 +142,8 @@ class TestAtomic:
         assert titles() == ["one"]
 
     def test_a_grant_that_came_back(self) -> None:
-        """F120: with another token it is not the grant of this transaction. Others may have had the lock between."""
+        """F120: A grant with another token is not the grant of this transaction. Another process may have had the lock
+        between."""
         with pytest.raises(LockLost), mongo_lock(new_key()) as lock, lock.atomic():
             locks = mongo_connection().database["mongolock_locks"]
             (holder,) = locks.find_one({"_id": lock.key})["holders"]
@@ -150,7 +152,7 @@ class TestAtomic:
         assert titles() == []
 
     def test_run_atomic(self) -> None:
-        """Tried again while somebody joins the queue."""
+        """The transaction is retried while another caller joins the queue."""
         make_ad("first")
         attempts: list[int] = []
         key = new_key()
@@ -170,7 +172,8 @@ class TestAtomic:
         assert titles() == ["first", "second"]
 
     def test_work_that_would_run_after_the_commit(self) -> None:
-        """A coroutine function, or a generator, has done nothing yet: nothing is committed, and an error says so."""
+        """A coroutine function or a generator has done nothing before the commit. Nothing is committed, and an error
+        says so."""
 
         async def work(session: Any) -> None:
             make_ad("late")
@@ -181,7 +184,7 @@ class TestAtomic:
         assert titles() == []
 
     def test_an_error_after_the_commit(self) -> None:
-        """F124: `run_atomic` does not do committed work again because of what a function of `on_commit` raises."""
+        """F124: `run_atomic` does not repeat committed work after an error of an `on_commit` function."""
 
         def fail() -> None:
             raise LockTransactionAborted("another")
@@ -196,13 +199,13 @@ class TestAtomic:
 
     @pytest.mark.long
     def test_other_database(self) -> None:
-        """An alias that is not MongoDB has no transaction with the lock: the error names the cures."""
+        """An alias that is not MongoDB has no transaction with the lock. The error names the cures."""
         with mongo_lock(new_key()) as lock:
             with pytest.raises(ImproperlyConfigured, match=r"fenced_update.*on_commit"):
                 lock.atomic(using="default")
 
     async def test_async(self) -> None:
-        """With ``async with``, what is given the session is part of it."""
+        """With ``async with``, commands with the session are part of the transaction."""
         pieces = await sync_to_async(lambda: mongo_connection().database["pieces"])()
         lock = await mongo_lock(new_key()).aacquire()
         async with lock.atomic() as session:
@@ -217,14 +220,14 @@ class TestAtomic:
 
 
 def thread_try(key: str) -> None:
-    """A try of another thread changes the document."""
+    """Try the lock in another thread, and so change the document."""
     thread = threading.Thread(target=mongo_lock(key, wait=0).try_acquire)
     thread.start()
     thread.join()
 
 
 class TestFencedUpdate:
-    """A row remembers the newest token, and refuses older ones: on SQL and on MongoDB."""
+    """A row of SQL or MongoDB remembers the newest token, and refuses older ones."""
 
     @pytest.fixture(params=["sql", "mongodb"])
     def rows(self, request: pytest.FixtureRequest, django_user_model: Any) -> Any:
@@ -249,7 +252,7 @@ class TestFencedUpdate:
         assert getattr(one.get(), text) == "newer"
 
     def test_newer_on_a_replica(self, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where reads go to a replica, newer tokens are looked for where it was written."""
+        """If reads go to a replica, newer tokens are read from the database of the write."""
         queryset, field, _ = rows
         one = queryset.model.objects.filter(pk=queryset[0].pk)
         fenced_update(one, 7, field=field)
@@ -258,7 +261,7 @@ class TestFencedUpdate:
             fenced_update(one, 5, field=field)
 
     def test_several_rows(self, rows: Any) -> None:
-        """Of several rows, those with an older token are written; the others make it an error."""
+        """Rows with an older token are written. Other rows make the update an error."""
         queryset, field, _ = rows
         fenced_update(queryset.filter(pk=queryset[0].pk), 7, field=field)
         with pytest.raises(StaleToken):
@@ -285,7 +288,7 @@ class TestFencedUpdate:
             fenced_update(queryset, "5", field=field)  # type: ignore[arg-type]
 
     def test_field(self) -> None:
-        """The field for it: large enough for tokens, starts at 0, no matter for forms."""
+        """The field is large enough for tokens, starts at 0, and is left out of forms."""
         field = FencingTokenField()
         _, path, _, options = field.deconstruct()
         assert path == "django_mongolock.fencing.FencingTokenField"

@@ -1,4 +1,4 @@
-"""A server that asks who you are, and one that encrypts: what the least rights allow, which certificate is taken."""
+"""Servers with authentication and with TLS, with the least rights and with various certificates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Connect = Callable[..., None]
 
 
 def documented_roles() -> dict[str, Document]:
-    """The roles of the documentation, as its script makes them."""
+    """Return the roles of the documentation, as its script makes them."""
     client = MagicMock()
     script, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(script, {"client": client})  # noqa: S102 - our own page
@@ -47,7 +47,7 @@ def documented_roles() -> dict[str, Document]:
 
 
 def documented_settings(monkeypatch: pytest.MonkeyPatch) -> tuple[Document, Document]:
-    """The alias of the locks as the documentation sets it up, and then with encryption; for the user `mongolock`."""
+    """Return the documented alias of the locks without and with encryption, for the user `mongolock`."""
     monkeypatch.setenv("LOCKS_USER", "mongolock")
     monkeypatch.setenv("LOCKS_PASSWORD", PASSWORD)
     names: dict[str, Any] = {"DATABASES": {}, "os": os}
@@ -64,7 +64,8 @@ def role(name: str, *actions: str) -> Document:
 
 
 def history_roles() -> list[Document]:
-    """What a history needs, beside the documented roles: of a process, and of the user that migrates."""
+    """Return the roles that a history needs beside the documented roles. One is for a process, and one is for the user
+    that migrates."""
     history = {"db": DATABASE, "collection": "mongolock_locks_history"}
     actions = {
         "keeper": ("find", "insert"),
@@ -87,8 +88,10 @@ def ask() -> list[CheckMessage]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ReplicaSet]:
-    """A replica set with a user for each documented role, and for some with less: `least` (find, insert, update),
-    `reader` (find), `nothing`."""
+    """Start a replica set with a user for each documented role, and with users of fewer rights.
+
+    These are `least` (find, insert, update), `reader` (find), and `nothing`.
+    """
     with ReplicaSet(access=Access(users=True)) as servers:
         with servers.members[0].client() as client:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
@@ -104,7 +107,7 @@ def guarded() -> Iterator[ReplicaSet]:
 
 @pytest.fixture
 def root(guarded: ReplicaSet) -> Iterator[Any]:
-    """The locks collection, for one who may do everything; empty, with its indexes and its bells."""
+    """Return the locks collection with all rights. It is empty, with its indexes and its bells."""
     with MongoClient[Document](guarded.uri, username="root", password=PASSWORD) as client:
         collection = client[DATABASE].mongolock_locks
         collection.drop()
@@ -126,7 +129,7 @@ def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.
 @WITH_MONGO
 @pytest.mark.long
 class TestRights:
-    """F14, F60: each right that is missing is named; everything else works."""
+    """F14, F60: Each missing right is named, and everything else works."""
 
     def test_the_roles_are_as_small_as_they_can_be(self, login: Connect, root: Any) -> None:
         """The user may not delete, drop, or look at any other collection."""
@@ -147,7 +150,7 @@ class TestRights:
             assert refusal.value.code == 13
 
     def test_the_error_names_what_a_reader_lacks(self, login: Connect) -> None:
-        """F14: the error of the lock names the rights, at once, and quotes neither command nor password."""
+        """F14: The error of the lock names the rights, at once, and quotes neither command nor password."""
         login("reader")
         with pytest.raises(LockBackendFailed, match="needs find, insert and update on the collection") as refusal:
             mongo_lock("k", wait=30).acquire()
@@ -156,7 +159,7 @@ class TestRights:
 
     @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD)])
     def test_a_wrong_password(self, login: Connect, user: str, password: str) -> None:
-        """F14: is an error at once, which says what it is."""
+        """F14: A wrong password is an error at once, and the error says so."""
         login(user, password)
         with pytest.raises(LockBackendFailed, match="authentication failed") as refusal:
             mongo_lock("k", wait=30).acquire()
@@ -164,7 +167,7 @@ class TestRights:
         assert password not in str(refusal.value)
 
     def test_rights_that_are_taken_away(self, login: Connect, root: Any) -> None:
-        """F14: while a lock is held: it is in danger, and then lost; it never says that it is still held."""
+        """F14: A lock whose rights are revoked is in danger and then lost. The lock never claims to be still held."""
         login("least")
         with contextlib.ExitStack() as stack:
             lock = mongo_lock("k", lease=2).acquire()
@@ -176,7 +179,7 @@ class TestRights:
 
 @WITH_MONGO
 class TestChecks:
-    """The same from `check --database`, before the first lock fails."""
+    """`check --database` reports the same, before the first lock fails."""
 
     @pytest.mark.parametrize(("user", "missing"), [("reader", "insert, update"), ("nothing", "find, insert, update")])
     def test_too_few(self, login: Connect, user: str, missing: str) -> None:
@@ -188,14 +191,14 @@ class TestChecks:
 
     @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD)])
     def test_not_let_in(self, login: Connect, user: str, password: str) -> None:
-        """A wrong password is reported, not shown."""
+        """A wrong password is reported, but not shown."""
         login(user, password)
         [found] = ask()
         assert ids([found]) == ["E101"]
         assert password not in found.msg
 
     def test_nobody(self, guarded: ReplicaSet, connect: Connect) -> None:
-        """Without a login there are no rights at all: not a server without access control."""
+        """Without a login there are no rights. The check does not take this for a server without access control."""
         connect(guarded.uri)
         [found] = ask()
         assert ids([found]) == ["E101"]
@@ -229,7 +232,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def encrypted(authority: Authority) -> Iterator[ReplicaSet]:
-    """A replica set that speaks nothing but TLS, with a right certificate."""
+    """Start a replica set with TLS only, and with a right certificate."""
     with ReplicaSet(access=authority.access("127.0.0.1")) as servers:
         yield servers
 
@@ -237,7 +240,7 @@ def encrypted(authority: Authority) -> Iterator[ReplicaSet]:
 @WITH_MONGO
 @pytest.mark.long
 class TestTLS:
-    """The engine's client encrypts as the alias says, and believes no wrong certificate."""
+    """The engine's client encrypts as the alias says, and accepts no wrong certificate."""
 
     @pytest.fixture(autouse=True)
     def soon(self, settings: Any) -> None:
@@ -246,7 +249,7 @@ class TestTLS:
     def test_the_documented_settings(
         self, encrypted: ReplicaSet, authority: Authority, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With the file of this CA in place of theirs, they are all it takes; they keep what was set before."""
+        """With the file of this CA, the documented settings are enough. The earlier settings are kept."""
         plain, found = documented_settings(monkeypatch)
         assert found["OPTIONS"].items() > plain["OPTIONS"].items()
         added = found["OPTIONS"].keys() - plain["OPTIONS"].keys()
@@ -257,15 +260,15 @@ class TestTLS:
             assert lock.held
 
     def test_unknown_authority(self, encrypted: ReplicaSet, authority: Authority, connect: Connect) -> None:
-        """F14: a certificate that another CA would have to sign is refused, and the error and the check say why."""
+        """F14: A certificate of an unknown CA is refused, and the error and the check say why."""
         other = authority.file("stranger.pem", authority.stranger.cert_pem)
         self.assert_refused(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile={other}", connect)
 
     def test_another_host(self, authority: Authority, connect: Connect) -> None:
-        """F14: so is the certificate of another host, signed by the right CA: it is not that of the server."""
+        """F14: A certificate of another host is refused, although the right CA signed it."""
 
         class Elsewhere(Mongod):
-            def hello(self) -> Document:  # nobody can ask it: that is the point
+            def hello(self) -> Document:  # no client can connect here (the point of the test)
                 return {"ok": 1}
 
         with Elsewhere(access=authority.access("db.example.org")) as server:

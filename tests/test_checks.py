@@ -1,4 +1,4 @@
-"""System checks: each wrong setting has an id, and a hint with the cure; the server is asked what it is."""
+"""System checks report each wrong setting with an id and a hint with the cure. The server is checked as well."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ids(found: list[CheckMessage]) -> list[str]:
 
 
 def check(settings: Settings, **changes: Any) -> list[CheckMessage]:
-    """What is said of MONGOLOCK with these changes."""
+    """Return the messages about MONGOLOCK with *changes*."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, **changes}
     return checks.check_settings(app_configs=None)
 
@@ -49,7 +49,7 @@ class TestValues:
     """Every setting, with every kind of wrong value."""
 
     def test_right(self, settings: Settings) -> None:
-        """The defaults, written out, are right; so is the test project."""
+        """The defaults, written out, are right. The test project is right, too."""
         defaults = {name: getattr(LockSettings(), name) for name in LockSettings.__dataclass_fields__}
         assert check(settings, **{**defaults, "DATABASE": "mongo"}) == []
 
@@ -100,7 +100,7 @@ class TestValues:
             assert check(settings, **{"COMMAND_TIMEOUT": 0.1, name: value}) == []
 
     def test_unknown(self, settings: Settings) -> None:
-        """An unknown setting is named, with those that there are; no key of any type breaks it."""
+        """An unknown setting is named, with the existing ones. Keys of any type are accepted."""
         found = check(settings, TTL=5)
         assert ids(found) == ["E004"]
         assert "'TTL'" in found[0].msg
@@ -109,7 +109,7 @@ class TestValues:
         assert ids(checks.check_settings(app_configs=None)) == ["E004"] * 4
 
     def test_a_slip_of_the_pen(self, settings: Settings) -> None:
-        """The setting that was meant is named; for one that is only known from elsewhere, all that there are."""
+        """The hint names the intended setting. For a setting of other libraries, it lists all settings."""
         assert check(settings, lease=5)[0].hint == "Write 'LEASE'."
         assert check(settings, KEYPREFIX="a:")[0].hint == "Write 'KEY_PREFIX'."
         for name in ("BEAT", "COLLECTION", "TTL"):
@@ -117,7 +117,7 @@ class TestValues:
 
     @pytest.mark.parametrize("value", [None, 7, ["DATABASE"], ("DATABASE", "mongo")])
     def test_no_dictionary(self, settings: Settings, value: Any) -> None:
-        """MONGOLOCK itself may be wrong."""
+        """MONGOLOCK itself may have a wrong type."""
         settings.MONGOLOCK = value
         assert ids(checks.check_settings(app_configs=None)) == ["E001"]
         assert checks.check_deployment(app_configs=None) == []
@@ -130,7 +130,7 @@ class TestDatabase:
         [(None, "E001"), ("", "E001"), ("nothing", "E002"), (7, "E002"), (["mongo"], "E002"), ("default", "E003")],
     )
     def test_alias(self, settings: Settings, alias: Any, code: str) -> None:
-        """It must be there and be MongoDB; the hint names those that are. Until then, Django starts."""
+        """The alias must exist and be MongoDB. The hint names the possible ones. Django starts all the same."""
         found = check(settings, DATABASE=alias)
         assert ids(found) == [code]
         assert "mongo" in str(found[0].hint)
@@ -145,8 +145,8 @@ class TestDatabase:
         ids=["router", "setting"],
     )
     def test_forgotten(self, settings: Settings, forget: Callable[[Settings], None], code: str) -> None:
-        """F152: a missing router, or MONGOLOCK, without which the router does nothing, is told of before the errors
-        that come from it: those of all other models, which do not fit into MongoDB."""
+        """F152: A missing router, or missing MONGOLOCK, is reported first. Without it, the router does nothing, and all
+        other models cause errors because they do not fit into MongoDB."""
         forget(settings)
         with pytest.raises(SystemCheckError) as told:
             call_command("check", databases=["mongo"])
@@ -154,7 +154,7 @@ class TestDatabase:
         assert 0 < first.index(f"mongolock.{code}") < first.index("below come from this")
 
     def test_default_needs_no_router(self, settings: Settings) -> None:
-        """Where MongoDB is the default database everything is there anyway."""
+        """If MongoDB is the default database, no router is needed."""
         settings.DATABASES = {"default": {"ENGINE": "django_mongodb_backend", "NAME": "x"}}
         settings.DATABASE_ROUTERS = []
         assert check(settings, DATABASE="default") == []
@@ -171,7 +171,7 @@ class TestDeployment:
         return checks.check_deployment(app_configs=None)
 
     def test_prefix(self, settings: Settings) -> None:
-        """F59: no prefix: two stages in one database would share their locks."""
+        """F59: Without a prefix, two stages in one database would share their locks."""
         assert ids(self.deploy(settings, "mongodb://h", prefix="")) == ["W002"]
         assert self.deploy(settings, "mongodb://h") == []
 
@@ -208,7 +208,8 @@ Failing = Callable[[list[str], int], dict[str, Any]]
 
 @pytest.fixture
 def failing(connect: Callable[..., None]) -> Failing:
-    """Makes the setting of a fault that only the clients of this test have: other processes share the server."""
+    """Return a function that makes the setting of a fault for the clients of this test alone, because other processes
+    share the server."""
     name = f"failing-{os.getpid()}"
     connect(appname=name)
     return lambda commands, code: {"failCommands": commands, "errorCode": code, "appName": name}
@@ -216,21 +217,21 @@ def failing(connect: Callable[..., None]) -> Failing:
 
 @WITH_MONGO
 class TestServer:
-    """check --database: what the server is, and what the user may do."""
+    """check --database reports the properties of the server and the rights of the user."""
 
     def test_other_databases(self, away: None) -> None:
-        """Where the lock database is not among those asked for, nobody is asked."""
+        """If the lock database is not among the given databases, the check sends nothing."""
         assert checks.check_kinds(app_configs=None, databases=["default"]) == []
         assert checks.check_kinds(app_configs=None, databases=None) == []
 
     def test_wrong_settings_first(self, away: None, settings: Settings) -> None:
-        """The other check reports a wrong setting; the server is not asked."""
+        """The other check reports a wrong setting. No command is sent to the server."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
 
     @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
-        """F68: what the majority has confirmed is lost when all members crash, so this is an error."""
+        """F68: Without journals, writes confirmed by the majority are lost when all members crash. This is an error."""
         with ReplicaSet() as servers:
             client = servers.members[0].client()
             config = client.admin.command("replSetGetConfig")["config"]
@@ -243,7 +244,7 @@ class TestServer:
 
     @pytest.mark.long
     def test_lease_shorter_than_a_failover(self, connect: Connect, settings: Settings) -> None:
-        """Where there is something to fail over to, the lease must outlive it."""
+        """If the server can fail over, the lease must outlive the failover."""
         with ReplicaSet(members=2) as servers:
             connect(servers.uri)
             assert ids(ask()) == ["W103"]  # nothing is migrated here
@@ -255,8 +256,8 @@ class TestServer:
             connect()
 
     def test_sharded_cluster(self, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-        """Two mongos with different clocks may let two holders in. There is no mongos here: the server says that it is
-        one."""
+        """Two mongos with different clocks may let two holders in. There is no mongos here, and the server pretends to
+        be one."""
         command = Database.command
 
         def as_mongos(database: Database[Any], name: Any, *args: Any, **options: Any) -> Any:
@@ -274,7 +275,7 @@ class TestServer:
         assert found.is_silenced()
 
     def test_a_new_database(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The check names the command that makes the collections. Before that command itself it says nothing."""
+        """The check names the command that makes the collections. Before that command itself, the check is silent."""
         locks.collection.drop()
         (found,) = ask()
         assert (found.id, found.hint) == ("mongolock.W103", "Run manage.py migrate --database mongo.")
@@ -295,7 +296,8 @@ class TestServer:
         refused: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """F223: each step fails for itself, as where Atlas refuses capped collections. What may be made is made."""
+        """F223: Each step fails by itself, for example where Atlas refuses capped collections. The other objects are
+        made."""
         database = locks.collection.database
         for name in database.list_collection_names():
             database.drop_collection(name)
@@ -315,7 +317,7 @@ class TestServer:
 
     @pytest.mark.long
     def test_migrate_goes_on_without_mongodb(self, away: None, caplog: pytest.LogCaptureFixture) -> None:
-        """A deployment does not stop because MongoDB is away; a warning says what was not done."""
+        """A deployment does not stop if MongoDB is away. A warning names the missing steps."""
         with caplog.at_level(logging.WARNING, "django_mongolock"):
             call_command("migrate", verbosity=0)
         assert "not made by migrate" in caplog.text
@@ -334,13 +336,13 @@ class TestServer:
 
     @pytest.mark.long
     def test_the_facts_disturb_nothing_else(self, locks: Locks, away: None) -> None:
-        """They are no part of the checks that migrate and a test run make; of a server that is away there are none."""
+        """The facts are no part of the checks of migrate and of a test run. A server that is away has no facts."""
         assert checks.check_server_facts not in registry.get_checks()
         assert checks.check_server_facts(app_configs=None, databases=["mongo"]) == []
 
     @pytest.mark.parametrize(("moved", "said"), [(-100, "100 s ahead of"), (100, "100 s behind")])
     def test_clocks_that_differ(self, monkeypatch: pytest.MonkeyPatch, locks: Locks, moved: int, said: str) -> None:
-        """No lock is in danger; but people compare times."""
+        """Different clocks endanger no lock, but people compare times."""
         real = time.time
         monkeypatch.setattr(server, "time", type("Moved", (), {"time": staticmethod(lambda: real() + moved)}))
         (found,) = ask()
@@ -360,7 +362,8 @@ class TestServer:
     def test_a_server_that_lacks_the_update(
         self, locks: Locks, mongo: MongoClient[Any], failing: Failing, code: int, name: str
     ) -> None:
-        """F228: as servers of other vendors do. The check tries the update; the error of a lock leads to the check."""
+        """F228: Servers of other vendors may lack the update. The check tries the update, and the error of a lock leads
+        to the check."""
         with failpoint(mongo, "failCommand", failing(["findAndModify"], code)):
             (found,) = ask()
             assert (found.id, f"(code {code}, {name})" in found.msg) == ("mongolock.E107", True)
@@ -371,7 +374,7 @@ class TestServer:
     def test_a_server_that_does_not_tell_rights(
         self, locks: Locks, mongo: MongoClient[Any], failing: Failing, code: int
     ) -> None:
-        """F228: the rights of a user may be refused. The update is tried all the same."""
+        """F228: The rights of a user may be refused. The update is tried all the same."""
         with failpoint(mongo, "failCommand", failing(["connectionStatus"], code)):
             assert ask() == []
         with failpoint(mongo, "failCommand", failing(["connectionStatus", "findAndModify"], 13)):

@@ -1,4 +1,4 @@
-"""`claim`: a lock of an owner over several requests, in MongoDB, in memory, blocking and awaited."""
+"""`claim` is a lock of an owner over several requests, in MongoDB and in memory, blocking and awaited."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Do = Callable[..., Any]
 
 
 class TestClaim:
-    """Taken by one object, extended and given back by others that know the key and the owner."""
+    """One object acquires the claim. Others that know the key and the owner extend and release it."""
 
     def test_over_several_requests(self, do: Do, key: str) -> None:
-        """Every request makes its own object; the token stays, and the next claim has a larger one."""
+        """Every request makes its own object. The token stays the same, and the next claim has a larger one."""
         first = do(claim(key, owner="a"), "acquire")
         assert first.held
         assert 1_790 < first.remaining <= 1_800
@@ -57,7 +57,8 @@ class TestClaim:
         assert do(claim(key, owner="b"), "acquire").fencing_token > token
 
     def test_others_are_kept_out(self, do: Do, key: str) -> None:
-        """Another owner's claim, a plain lock, and a lock with the very same owner; the error names the holder."""
+        """Another owner's claim, a plain lock, and a lock with the very same owner are kept out. The error names the
+        holder."""
         do(claim(key, owner="a", label="editing the cart"), "acquire")
         with pytest.raises(
             LockNotAcquired, match=r"editing the cart, owner claim:\w{32}, no process: a claim, for "
@@ -83,7 +84,8 @@ class TestClaim:
 
     @pytest.mark.long
     def test_ends_with_its_lease(self, do: Do, key: str) -> None:
-        """Without a renewal it is free soon after its lease; what it was is lost, and is not taken for held."""
+        """Without a renewal, a claim is free soon after its lease. The old claim is lost, and does not count as
+        held."""
         made = do(claim(key, owner="a", lease=0.3), "acquire")
         assert eventually(lambda: not made.held, 5)
         with pytest.raises(LockLost):
@@ -96,7 +98,7 @@ class TestClaim:
         assert next_one.renew().held
 
     def test_forced(self, do: Do, key: str) -> None:
-        """A forced release, and the release of everything of the owner, free it."""
+        """A forced release, or the release of all locks of the owner, frees a claim."""
         made = do(claim(key, owner="a"), "acquire")
         assert Lock.objects.get(key=key).force_release()
         with pytest.raises(LockLost) as caught:
@@ -108,7 +110,8 @@ class TestClaim:
         assert taken(claim(key, owner="b"))
 
     def test_before_it_is_held(self, key: str) -> None:
-        """Its facts are an error that says what to call; its repr says what is known."""
+        """The facts of a claim that is not held are errors that name the missing call. The repr shows the known
+        facts."""
         made = claim(key, owner="a")
         for name in ("fencing_token", "acquired_at"):
             with pytest.raises(LockMisused, match=r"call acquire\(\) or renew\(\) first"):
@@ -147,7 +150,7 @@ class TestSession:
 
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_a_removed_session(self, key: str, asynchronous: bool) -> None:
-        """F139: the next renewal of a claim whose session is gone raises LockLost, and frees the key."""
+        """F139: The next renewal of a claim whose session is gone raises LockLost, and frees the key."""
         request = request_of()
         made = claim(key, owner=request).acquire()
         request.session.save()
@@ -170,7 +173,7 @@ class TestSession:
         assert len(commands.sent) == before
 
     def test_a_new_session(self, key: str, locks: Locks) -> None:
-        """The request that takes it may renew it at once, before its session is stored."""
+        """The request that acquires a claim may renew it at once, before its session is stored."""
         request = request_of()
         made = claim(key, owner=request).acquire()
         assert made.renew().held
@@ -178,7 +181,8 @@ class TestSession:
 
     @pytest.mark.long
     def test_expiry(self, key: str, locks: Locks, settings: Settings) -> None:
-        """When the session expires it is free, however long its lease is; clearsessions finds nothing left to free."""
+        """When the session expires, the lock is free, however long its lease is. clearsessions finds nothing left to
+        free."""
         settings.SESSION_COOKIE_AGE = 2
         request = request_of()
         made = claim(key, owner=request, lease=1_800).acquire()
@@ -194,13 +198,13 @@ class TestSession:
         assert taken(claim(key, owner="b"))
 
     def test_a_long_session_does_not_lengthen_it(self, key: str, locks: Locks) -> None:
-        """The lease counts, where the session lasts longer."""
+        """If the session lasts longer than the lease, the lease counts."""
         made = claim(key, owner=request_of(), lease=60).acquire()
         assert 50 < made.remaining <= 60
 
 
 def open_item(request: HttpRequest, item: int) -> HttpResponse:
-    """A person opens a work item, which is theirs from then on."""
+    """Open a work item, and claim it for the user."""
     try:
         return HttpResponse(str(claim(f"workitem:{item}", owner=request).acquire().fencing_token))
     except LockNotAcquired:
@@ -208,7 +212,7 @@ def open_item(request: HttpRequest, item: int) -> HttpResponse:
 
 
 def save_item(request: HttpRequest, item: int, last: bool) -> HttpResponse:
-    """A later request: it is written only while it is still theirs."""
+    """Save a work item in a later request, only while the claim is held."""
     try:
         work = claim(f"workitem:{item}", owner=request).renew()
     except LockLost:
@@ -225,7 +229,7 @@ urlpatterns = [
 
 def test_work_items(locks: Locks, settings: Settings) -> None:
     """The story of the work items: each has one worker at a time over many requests of a session. A logout frees all
-    that are left, whoever opened them before or after the login; and the session's key is nowhere in a lock."""
+    remaining ones, opened before or after the login. The session's key is nowhere in a lock."""
     settings.ROOT_URLCONF = __name__
     anna, bert = Client(), Client()
 
@@ -246,10 +250,10 @@ def test_work_items(locks: Locks, settings: Settings) -> None:
 
 
 class TestLooking:
-    """Lists, the admin and the ORM say what it is."""
+    """Lists, the admin and the ORM show claims."""
 
     def test_shown(self, key: str, locks: Locks) -> None:
-        """F213: As a claim of its owner that no process holds: in the table, in JSON, on the page, in the ORM."""
+        """F213: The table, JSON, the page and the ORM show a claim of its owner that no process holds."""
         claim(key, owner="session:x", label="checkout").acquire()
         owner = claim_owner("session:x")
         mongo_lock("other").acquire()
@@ -262,7 +266,7 @@ class TestLooking:
         assert "no process: a claim" in browser("view_lock").get("/admin/django_mongolock/lock/").content.decode()
 
     def test_no_process(self, key: str, locks: Locks) -> None:
-        """The dashboard does not show it among the processes."""
+        """The dashboard does not show a claim among the processes."""
         claim(key, owner="a").acquire()
         page = browser("view_lock").get("/admin/django_mongolock/lockdashboard/").content.decode()
         assert "Processes" not in page
@@ -270,7 +274,7 @@ class TestLooking:
 
 
 def test_time_is_local(key: str, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a claim believes is counted from before its command was sent, and no read makes it longer."""
+    """The belief in a claim counts from before its command was sent. No read makes it longer."""
     send = mongo_store()._find_and_modify
 
     def slow(*arguments: Any, **command: Any) -> Any:

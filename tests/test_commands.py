@@ -1,4 +1,4 @@
-"""clear_stale_locks and list_locks: what they say, what they do, and what they leave alone."""
+"""The output and the effects of clear_stale_locks and list_locks, and the locks that they leave alone."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ start = pytest.fixture(starting)
 
 
 def run(*arguments: str) -> tuple[str, str]:
-    """Run a command in this process; return what it wrote to stdout and stderr."""
+    """Run a command in this process, and return its stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     call_command(*arguments, stdout=out, stderr=err)
     return out.getvalue(), err.getvalue()
 
 
 def run_json(*arguments: str) -> Any:
-    """Run a command with --json; nothing but one object may come."""
+    """Run a command with --json, and return its one object."""
     out, err = run(*arguments, "--json")
     assert err == ""
     return json.loads(out)
 
 
 def locks_of(*arguments: str) -> Any:
-    """What a command says of the named locks, which are the first kind."""
+    """Return a command's facts about the named locks, the first kind."""
     (answer,) = (found for found in run_json(*arguments)["kinds"] if found["kind"] == "locks")
     return answer
 
@@ -72,11 +72,11 @@ class TestClear:
     """Stale locks are cleared, and nothing else."""
 
     def test_clears(self, locks: Locks) -> None:
-        """A stale lock is free afterwards, its end counted as expired; held and free ones are as they were."""
+        """A stale lock is free afterwards, with its end counted as expired. Held and free ones stay as they were."""
         locks.stale("stale:1", "stale:2")
         locks.held("held")
         locks.free("free")
-        locks.add("done", [entry(3, left=-5, released=now())])  # it was only kept: nobody died
+        locks.add("done", [entry(3, left=-5, released=now())])  # it was only kept, so nobody died
         before = [locks.read(key) for key in ("held", "free", "done")]
         answer = clear()
         assert (answer["found"], answer["cleared"]) == (2, 2)
@@ -86,7 +86,7 @@ class TestClear:
         assert (after["holders"], after["expires_at"], after["expired"], after["token"]) == ([], None, 2, TOKEN + 50)
 
     def test_renewed_meanwhile(self, locks: Locks) -> None:
-        """F51: a lock that was renewed after it was found stale stays: the update itself looks again."""
+        """F51: A lock that was renewed after it was found stale stays, because the update checks it again."""
         locks.stale("k", "z")
         store = mongo_store()
         locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(1)], "expires_at": entry()["until"]}})
@@ -95,7 +95,7 @@ class TestClear:
         assert locks.read("k") == renewed
 
     def test_taken_meanwhile(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A lock that somebody takes between the finding and the clearing stays, and is not counted as cleared."""
+        """A lock that is acquired between the search and the clearing stays, and is not counted as cleared."""
         locks.stale("k")
         find = queries.snapshots
 
@@ -124,7 +124,8 @@ class TestClear:
         assert f"{len(DAMAGE)} damaged documents were not changed" in run("clear_stale_locks", "--no-input")[0]
 
     def test_after_a_failover(self, locks: Locks) -> None:
-        """What another primary wrote gets its lease once more, and is not counted as cleared; next time it is stale."""
+        """A lock written under another primary gets its lease once more, and is not counted as cleared. Next time it is
+        stale."""
         locks.stale("old", change={"clock": "another election"})
         locks.stale("new")
         answer = clear()
@@ -145,7 +146,7 @@ class TestClear:
         assert "stale" not in run("list_locks", "--key", "other")[0]
 
     def test_a_task_is_named_once(self, locks: Locks) -> None:
-        """The owner of a task's lock is the id of the task, which an error says once."""
+        """The owner of a task's lock is the id of the task, and an error names the id once."""
         locks.add("k", [entry(9, place="task shop.tasks.bill 7d0f-1", owner="7d0f-1")])
         with pytest.raises(LockNotAcquired) as refusal, mongo_lock("k", wait=0):
             pass
@@ -153,7 +154,7 @@ class TestClear:
 
 
 class TestWhich:
-    """Options narrow down what is cleared; each of them is judged by the server again in the update."""
+    """Options limit the locks to clear. The server checks each option again in the update."""
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
@@ -178,14 +179,14 @@ class TestWhich:
         ],
     )
     def test_options(self, locks: Locks, arguments: tuple[str, ...], expected: list[str]) -> None:
-        """Patterns describe whole keys, and are no regular expressions; owners are compared in full."""
+        """Patterns describe whole keys, and are no regular expressions. Owners are compared in full."""
         assert sorted(keys(locks_of("clear_stale_locks", "--dry-run", *arguments)["stale"])) == expected
         assert clear(*arguments)["cleared"] == len(expected)
         left = {document["_id"] for document in locks.collection.find({"holders": {"$ne": []}})}
         assert left == {"ad:1", "order:1", "order:22", "order:old", "owned"} - set(expected)
 
     def test_update_judges_all_of_it(self) -> None:
-        """The update does not trust what was found before: neither time, nor owner, nor key."""
+        """The update trusts no time, owner or key that was found before."""
         store = mongo_store()
         for choice in (
             Choice("stale", older_than=3_600),
@@ -195,7 +196,7 @@ class TestWhich:
             assert operations.clear_stale(store, ["owned"], choice) == (0, 0)
 
     def test_prefix(self, locks: Locks, settings: Settings) -> None:
-        """Only the locks of this project; its prefix may be left out, and is shown."""
+        """Only the locks of this project are cleared. The prefix of the project may be left out, and is shown."""
         locks.stale("shop:order:1", "shopper:1", "shop:ad")
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
         for pattern in ("order:*", "shop:order:*"):
@@ -253,7 +254,8 @@ class TestAsking:
         return answer
 
     def test_no_terminal(self, locks: Locks) -> None:
-        """Without a terminal it says what to do, and does nothing; with --json it asks nobody either."""
+        """Without a terminal the command names the option to use, and does nothing. With --json it asks nobody,
+        either."""
         locks.stale("k")
         for arguments in ((), ("--json",)):
             with pytest.raises(CommandError, match="--no-input"):
@@ -264,7 +266,7 @@ class TestAsking:
         ("text", "cleared"), [("y", True), ("Yes ", True), ("", False), ("n", False), ("yy", False)]
     )
     def test_answers(self, locks: Locks, answer: Callable[[str], list[str]], text: str, cleared: bool) -> None:
-        """It shows how many and the first of them, then asks."""
+        """The command shows the number and the first of the stale locks, and then asks."""
         locks.stale(*(f"k{number:02d}" for number in range(15)))
         asked = answer(text)
         out, _ = run("clear_stale_locks")
@@ -277,10 +279,10 @@ class TestAsking:
 
 
 class TestOutput:
-    """For people a table, for programs one object; exit codes for scripts."""
+    """The output is a table for people, one object for programs, and exit codes for scripts."""
 
     def test_dry_run(self, locks: Locks) -> None:
-        """It tells who left them, and changes nothing."""
+        """A dry run names the processes that left the locks, and changes nothing."""
         locks.add("k", [entry(1, left=-65, place="task export", user="anna", host="web-9")])
         before = locks.read("k")
         out, _ = run("clear_stale_locks", "--dry-run")
@@ -290,7 +292,7 @@ class TestOutput:
         assert locks.read("k") == before
 
     def test_json(self, locks: Locks) -> None:
-        """The facts of the holders, seconds over, and the counts; no grant."""
+        """JSON has the facts of the holders, the seconds since the end, and the counts, but no grant."""
         locks.add("k", [entry(1, left=-65, owner="o", label="l")], [waiter(5, left=-1)])
         answer = run_json("clear_stale_locks", "--dry-run")
         named, documents = answer.pop("kinds")
@@ -308,7 +310,7 @@ class TestOutput:
 
     @pytest.mark.long
     def test_exit_codes(self, locks: Locks) -> None:
-        """0, 1, 2 and 3, as the help says; errors go to stderr without a traceback or a password."""
+        """The exit codes are 0, 1, 2 and 3, as in the help. Errors go to stderr without a traceback or a password."""
         assert shell("clear_stale_locks", "--no-input").returncode == 0
         locks.stale("k")
         found = shell("clear_stale_locks", "--dry-run", "--json")
@@ -328,7 +330,7 @@ class TestOutput:
         "arguments", [("clear_stale_locks", "--no-input"), ("clear_stale_locks", "--dry-run"), ("list_locks",)]
     )
     def test_away(self, away: None, arguments: tuple[str, ...]) -> None:
-        """MongoDB away: an error in our words."""
+        """If MongoDB is away, the error is in our words."""
         with pytest.raises(CommandError, match="MongoDB did not answer") as caught:
             run(*arguments)
         assert "hunter2" not in f"{caught.value} {caught.value.__cause__}"
@@ -358,13 +360,13 @@ class TestList:
         ],
     )
     def test_which(self, arguments: tuple[str, ...], expected: list[str]) -> None:
-        """Held by default; what ends first comes first."""
+        """Held locks are listed by default, in the order of their ends."""
         listed = locks_of("list_locks", *arguments)
         assert keys(listed["locks"]) == expected
         assert listed["more"] is ("--limit" in arguments)
 
     def test_table(self) -> None:
-        """Key, state, holder, held for, left, waiting, token; damage in words."""
+        """The table has key, state, holder, held for, left, waiting and token. Damage is in words."""
         assert re.split(" {2,}", run("list_locks")[0].splitlines()[0])[-2:] == ["LEFT", "WAITING"]
         lines = run("list_locks", "--wide")[0].splitlines()
         assert re.split(" {2,}", lines[0]) == ["KEY", "STATE", "HOLDER", "HELD FOR", "LEFT", "WAITING", "TOKEN"]
@@ -383,7 +385,7 @@ class TestList:
         assert "and more" not in run("list_locks", "--limit", "0")[0].replace("and 1 more", "")
 
     def test_a_hundred_columns(self, locks: Locks) -> None:
-        """F221: a line has no more than a hundred columns if its key has room. Only the holder is cut."""
+        """F221: A line has no more than a hundred columns if its key has room. Only the holder is cut."""
         key, place = "long:" + "k" * 200, "task shop.tasks.import_catalog 0d7f4b6e-8a0f-4f5e-9f6a-3a1a3c1f2b11"
         locks.add(key, [entry(6, label="the nightly import of all books", place=place, user="u" * 80, left=-5_000_000)])
         locks.add("short", [entry(7, place=place, host="worker-3")])
@@ -410,7 +412,7 @@ class TestList:
         assert locks.read(key)["holders"] == []
 
     def test_no_such_key(self, locks: Locks) -> None:
-        """F221: a key that no lock has is told apart from one that nobody holds."""
+        """F221: A key without a lock is told apart from a key without a holder."""
         locks.free("a:free")
         for key, said in (("nowhere", "no lock has the key 'nowhere': see list_locks"), ("a:free", "is not held now")):
             with pytest.raises(CommandError, match=said) as refusal:
@@ -418,7 +420,7 @@ class TestList:
             assert refusal.value.returncode == 3
 
     def test_encoding(self, locks: Locks) -> None:
-        """What the encoding of the output lacks is shown by its code."""
+        """Characters that the output's encoding lacks are shown by their codes."""
         locks.held("ключ:5")
         stream = io.TextIOWrapper(io.BytesIO(), "ascii")
         call_command("list_locks", "--key", "ключ:*", stdout=stream)
@@ -427,7 +429,7 @@ class TestList:
 
     @pytest.mark.long
     def test_whoever_reads_has_enough(self, locks: Locks, start: Start) -> None:
-        """A command of whose output only the beginning is read, as by `head`, ends without a traceback."""
+        """A command ends without a traceback if only the beginning of its output is read, as by `head`."""
         locks.many(free=0, held=2_000)
         running = start("list_locks", "--limit", "0")
         assert running.stdout
@@ -438,7 +440,7 @@ class TestList:
 
 
 class TestPatterns:
-    """What a pattern means, by a slow and simple judge."""
+    """The meaning of patterns, compared with a slow and simple judge."""
 
     @pytest.mark.parametrize(
         ("prefix", "end"),
@@ -459,7 +461,7 @@ class TestPatterns:
     @pytest.mark.long
     @pytest.mark.parametrize("pattern", ["*a" * 100 + "*b", "*a?" * 20 + "*b", "*aa?" * 10 + "*bb*a"])
     def test_not_slow(self, locks: Locks, pattern: str) -> None:
-        """F56: keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
+        """F56: Keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
         locks.collection.insert_many({"_id": f"b{number:05d}" + "a" * 500} for number in range(20_000))
         start = time.monotonic()
         assert locks.collection.count_documents(kinds.glob(pattern).query()) == 0

@@ -1,4 +1,4 @@
-"""Settings, router, and what ``migrate`` makes of them."""
+"""Settings, the router, and their effects on ``migrate``."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_cont
 
 class TestSettings:
     def test_missing(self, settings: Settings) -> None:
-        """Without the setting the error says what to write."""
+        """Without the setting, the error shows an example."""
         del settings.MONGOLOCK
         get_settings.cache_clear()  # Django tells nothing of a setting that is deleted
         with pytest.raises(ImproperlyConfigured, match=r'for example MONGOLOCK = {"DATABASE": "locks"}'):
             get_settings()
 
     def test_one_backend_for_an_alias(self) -> None:
-        """All locks of a process share one session; after closing there is a new one."""
+        """All locks of a process share one session. After closing there is a new one."""
         backend = get_backend()
         assert get_backend("mongo") is backend
         session = backend.session()
@@ -51,7 +51,7 @@ class TestSettings:
 class TestRouter:
     @pytest.fixture(params=["mongo", DEFAULT_DB_ALIAS])
     def home(self, request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
-        """The alias of the locks: one of their own, or the default one."""
+        """Return the alias of the locks. The alias is one of their own or the default one."""
         settings.MONGOLOCK = {"DATABASE": request.param}
         yield request.param
         close_backends()
@@ -66,7 +66,8 @@ class TestRouter:
             assert router.allow_migrate(home, label, model_name=model) is False, "nothing to make or to dump"
 
     def test_other_models(self, home: str) -> None:
-        """About other models it has no opinion, but that their migrations do not run in a MongoDB beside."""
+        """The router has no opinion about other models, except that their migrations do not run in a secondary
+        MongoDB."""
         router = MongoLockRouter()
         assert router.db_for_read(User) is None
         assert router.db_for_write(User) is None
@@ -75,13 +76,13 @@ class TestRouter:
 
 
 def manage(*arguments: str, **environment: str) -> str:
-    """What a command of the test project prints."""
+    """Return the output of a command of the test project."""
     return python("-m", "testproject.manage", *arguments, folder=None, **environment)
 
 
 @pytest.fixture
 def fresh(mongo: MongoClient[dict[str, Any]], tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a project whose databases are empty."""
+    """Return the environment of a project with empty databases."""
     name = f"mongolock_fresh_{uuid.uuid4().hex[:8]}"
     yield {"MONGODB_NAME": name, "SQLITE_PATH": str(tmp_path / "db.sqlite3")}
     mongo.drop_database(name)
@@ -90,7 +91,7 @@ def fresh(mongo: MongoClient[dict[str, Any]], tmp_path: Path) -> Iterator[dict[s
 class TestMigrate:
     @pytest.mark.long
     def test_both(self, fresh: dict[str, str], mongo: MongoClient[dict[str, Any]]) -> None:
-        """The default alias alone makes the indexes of the locks; the other alias can be migrated, too."""
+        """The default alias alone makes the indexes of the locks. The other alias can be migrated, too."""
         database = mongo[fresh["MONGODB_NAME"]]
         manage("migrate", "--verbosity=0", **fresh)
         indexes = database["mongolock_locks"].index_information()
@@ -102,14 +103,14 @@ class TestMigrate:
 
     @pytest.mark.long
     def test_four_at_once(self, fresh: dict[str, str]) -> None:
-        """F229: pods that start together migrate one after the other, under a lock that needs no migration."""
+        """F229: Pods that start together migrate one after the other, under a lock that needs no migration."""
         migrate = [sys.executable, "-m", "testproject.manage", "migrate", "--verbosity=0", "--database=mongo"]
         guarded = ("run_locked", "migrate", "--wait=2m", "--", *migrate)
         with ThreadPoolExecutor(4) as pods:
             list(pods.map(lambda _: manage(*guarded, **fresh), range(4)))
 
     def test_no_right_to_index(self, mongo: MongoClient[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
-        """F60: a user who may not create indexes gets a warning; the deployment goes on."""
+        """F60: A user who may not create indexes gets a warning, and the deployment goes on."""
         locks = mongo_store().collection.full_name
         failing = {"failCommands": ["createIndexes"], "errorCode": 13, "namespace": locks}
         with (
@@ -181,7 +182,8 @@ print("all is well")
 
 @pytest.mark.long
 def test_mongo_default(mongo: MongoClient[dict[str, Any]]) -> None:
-    """F92: it can be migrated, checked and dumped, it locks its own instances, and its admin shows who holds them."""
+    """F92: A project on MongoDB alone can be migrated, checked and dumped, locks its own instances, and its admin shows
+    the holders."""
     name = f"mongolock_default_{uuid.uuid4().hex[:8]}"
     environment = {"MONGODB_NAME": name, "DJANGO_SETTINGS_MODULE": "testproject.settings_mongo"}
     try:

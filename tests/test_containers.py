@@ -1,6 +1,6 @@
-"""docs/howto/testing.md is run: a test of a user's on a real replica set, with a stand-in for Docker.
+"""Run docs/howto/testing.md with a user's test on a real replica set, and with a stand-in for Docker.
 
-The stand-in for the container starts a mongod; with Docker itself, tests/test_testcontainers.py does the same.
+The stand-in for the container starts a mongod. tests/test_testcontainers.py does the same with Docker itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pay(request, order_id):
 
 
 class StandIn:
-    """What testcontainers' DockerContainer does, with a mongod that is no container."""
+    """The interface of testcontainers' DockerContainer, with a mongod that is no container."""
 
     def __init__(self, image: str) -> None:
         self.server = Mongod(replica_set="mongolock")
@@ -80,9 +80,9 @@ testcontainers.core.container.DockerContainer = StandIn
 @pytest.mark.long
 @pytest.mark.parametrize("docker", [True, False])
 def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
-    """A project of a user's, whose own MongoDB is not there: conftest.py and tests as on the page.
+    """Run conftest.py and the tests of the page in a user's project without its own MongoDB.
 
-    Also with a MongoDB that runs already.
+    The page also works with a MongoDB that runs already.
     """
     conftest, tests, image, without = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / "conftest.py").write_text(conftest + (image if docker else without))
@@ -97,7 +97,7 @@ def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
 
 
 def test_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to start, and what to do instead."""
+    """The error names the program to start, and the alternative."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     with pytest.raises(ImproperlyConfigured, match=r"start it.*keep_locks_in\(address\)"):
         containers.replica_set("mongo:8.0").__enter__()

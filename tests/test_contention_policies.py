@@ -1,4 +1,5 @@
-"""Every kind of callable with every policy on contention: the table of docs/reference/decorator.md, cell by cell."""
+"""Every kind of callable with every policy on contention, cell by cell as in the table of
+docs/reference/decorator.md."""
 
 from __future__ import annotations
 
@@ -43,11 +44,11 @@ from tests.support.looking import held_elsewhere, holders, new_key
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "reference/decorator.md"
 COLUMNS = ("raise", "skip", "respond", "retry", "callable")
 Decorator = Callable[[Any], Any]
-#: What the body of every kind tells: how many hold its lock.
+#: The number of holders of the lock, reported by the body of every kind.
 Told = dict[str, int]
 RUNS: Told = {}
 ANSWER = 299
-#: A name that only this module knows: who reads annotations must look it up here.
+#: A name that only this module knows, so that readers of annotations must look it up here.
 Number = int
 
 
@@ -56,7 +57,7 @@ def note(name: str) -> str:
     return "ran"
 
 
-# How each kind is made and called: given the decorator, returns a function that calls it with a name.
+# The ways to make and to call each kind. Each function takes the decorator, and returns a function to call with a name.
 
 
 def function(lock: Decorator) -> Any:
@@ -196,7 +197,7 @@ def read(response: HttpResponseBase) -> HttpResponseBase:
 
 
 def class_based(base: Any, on: str = "class", *, is_async: bool = False) -> Callable[[Decorator], Any]:
-    """A view class, whose lock is on itself, on its method, or on that by `method_decorator`."""
+    """Make a view class with the lock on the class, on its method, or on its method by `method_decorator`."""
     answer = Response if issubclass(base, APIView) else HttpResponse
 
     def get(self: Any, request: Any, name: str) -> HttpResponse:
@@ -254,7 +255,7 @@ def call_ninja(api: NinjaAPI, request: HttpRequest) -> HttpResponseBase:
     return answer
 
 
-#: By the names that they have in the table.
+#: All kinds, by their names in the table.
 KINDS: dict[str, Callable[[Decorator], Any]] = {
     "function": function,
     "coroutine function": coroutine_function,
@@ -289,7 +290,8 @@ IN_REST_FRAMEWORK = ("below `@api_view`", "method of an `APIView`", "method of a
 
 
 def read_table() -> dict[str, dict[str, str]]:
-    """The table of the docs: what happens, by kind and policy. Kinds for which it is the same share a row."""
+    """Return the outcome for each kind and policy in the table of the docs. Kinds with the same outcomes share a
+    row."""
     rows = re.findall(r"^\| (.+) \|$", TABLE.read_text(), re.MULTILINE)
     cells = [[cell.strip() for cell in row.split(" | ")] for row in rows]
     (head,) = [
@@ -340,7 +342,7 @@ def has_request(args: tuple[Any, ...]) -> bool:
 @pytest.mark.parametrize("policy", COLUMNS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cell(kind: str, policy: str, name: str) -> None:
-    """What the table says is what happens while somebody else holds the lock, and the body does not run."""
+    """While another caller holds the lock, the outcome of the table happens, and the body does not run."""
     with held_elsewhere(f"kind:{name}", lease=20):
         assert outcome(kind, policy, name) == WHAT_HAPPENS[kind][policy]
     assert name not in RUNS
@@ -348,7 +350,7 @@ def test_cell(kind: str, policy: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_held(kind: str, name: str) -> None:
-    """The lock is held while the body runs, and free afterwards; options and results are those of the function."""
+    """The lock is held while the body runs, and free afterwards. Options and results are those of the function."""
     result = KINDS[kind](mongo_locked("kind:{name}", wait=0))(name)
     assert RUNS[name] == 1
     assert holders(f"kind:{name}") == []
@@ -359,7 +361,7 @@ def test_held(kind: str, name: str) -> None:
 @pytest.mark.parametrize("kind", ["function", "coroutine function", "generator", "async generator"])
 @pytest.mark.parametrize("error", [LockNotAcquired("other"), LockBackendFailed("away")])
 def test_errors_of_the_body(kind: str, error: Exception, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lock errors that the body raises are its own: they are not taken for contention of its lock."""
+    """Lock errors of the body are not taken for contention of its own lock."""
 
     def fail(name: str) -> None:
         raise error
@@ -380,7 +382,7 @@ class TestExceptionHandler:
         return exception_handler(error, {})
 
     def test_contention(self, name: str) -> None:
-        """423, or 503 while MongoDB is away; not cached."""
+        """The status is 423, or 503 while MongoDB is away. The response is not cached."""
         with held_elsewhere(name), pytest.raises(LockNotAcquired) as caught:
             mongo_lock(name, wait=0).acquire()
         response = self.respond(caught.value)
@@ -391,7 +393,7 @@ class TestExceptionHandler:
         assert (away.status_code, away["Retry-After"]) == (503, "5")
 
     def test_others(self) -> None:
-        """A mistake in the code stays one, and others' errors stay theirs."""
+        """A mistake in the code and errors of others stay as they are."""
         from django.http import Http404
 
         assert self.respond(LockReentry("key")) is None
@@ -412,7 +414,7 @@ class Postponed(Policy):
 
 
 def test_a_policy_of_ones_own(name: str) -> None:
-    """A new policy is one class: how long to wait, what it fits, and what is returned."""
+    """A new policy is one class, with its wait, its kinds of callables, and its result."""
     locked: Any = mongo_locked("kind:{name}", on_contention=Postponed())(note)
     with held_elsewhere(f"kind:{name}"):
         assert locked(name) == f"kind:{name} later: ('{name}',)"
@@ -423,7 +425,7 @@ def test_a_policy_of_ones_own(name: str) -> None:
 
 
 def test_default_wait(settings: Settings, name: str) -> None:
-    """Without wait=: views and "retry" wait shortly, "skip" not at all, and others as MONGOLOCK says."""
+    """Without wait=, views and "retry" wait shortly, "skip" does not wait, and others wait as MONGOLOCK says."""
     from django_mongolock.decorator.calls import LockedCall, LockedFunction, LockPlan
     from django_mongolock.decorator.policies import as_policy
     from django_mongolock.locks import chosen
@@ -447,7 +449,7 @@ def test_default_wait(settings: Settings, name: str) -> None:
 
 
 def test_a_task_of_django_comes_back() -> None:
-    """It is enqueued again, with its arguments, to run in a while; without its context it cannot be."""
+    """A task of Django is enqueued again later, with its arguments. Without its context this is not possible."""
     key = new_key()
 
     @mongo_locked(key, wait=0, on_contention=retry_in_django)

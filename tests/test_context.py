@@ -1,4 +1,4 @@
-"""What a lock records about its holder by itself: where it runs, and on whose behalf."""
+"""The facts that a lock records about its holder by itself, such as its place and its user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.urls(__name__)
 
 
 def facts_of_a_lock() -> dict[str, Any]:
-    """What stands in the document of a lock taken here."""
+    """Return the facts in the document of a lock taken here."""
     key = new_key()
     with mongo_lock(key):
         found = holder(key)
@@ -31,7 +31,7 @@ def facts_of_a_lock() -> dict[str, Any]:
 
 
 def inside(request: HttpRequest) -> HttpResponse:
-    """Takes a lock somewhere inside: only the middleware can tell of the view."""
+    """Take a lock somewhere inside. Only the middleware knows the view there."""
     return JsonResponse(facts_of_a_lock())
 
 
@@ -88,15 +88,16 @@ class TestPlace:
         ],
     )
     def test_view(self, address: str, place: str) -> None:
-        """The middleware tells locks anywhere inside of the view, by its name in the URLs, else by its dotted path;
-        under both handlers, for both kinds of views. Afterwards there is none."""
+        """The middleware reports the view to locks anywhere inside, by its name in the URLs, or else by its dotted
+        path. This works under both handlers, for both kinds of views. Afterwards no view is reported."""
         assert Client().get(address).json()["place"] == place
         assert current_request.get() is None
         assert asyncio.run(AsyncClient().get(address)).json()["place"] == place
         assert "place" not in holder_facts()
 
     def test_without_the_middleware(self, name: str) -> None:
-        """A decorated view tells its own lock, and those inside. Before the URL is resolved, by method and path."""
+        """A decorated view reports itself to its own lock and to locks inside. Before the URL is resolved, the method
+        and the path are recorded."""
 
         def view(request: HttpRequest, name: str) -> HttpResponse:
             return HttpResponse(f"{holder(name)['place']}, {facts_of_a_lock()['place']}")
@@ -119,7 +120,7 @@ class TestPlace:
         assert current_request.get() is None
 
     async def test_middleware_is_both(self) -> None:
-        """It is sync or async by what it is put around; requests served side by side do not mix."""
+        """The middleware is sync or async like its wrapped function. Concurrent requests do not mix."""
 
         async def get_response(request: HttpRequest) -> HttpResponse:
             await asyncio.sleep(0.01)
@@ -135,26 +136,26 @@ class TestPlace:
 class TestUser:
     @pytest.mark.long
     def test_logged_in(self, user: User) -> None:
-        """The user of a login session, in sync views."""
+        """The user of a login session is recorded in sync views."""
         assert logged_in(user).get("/inside/").json()["user"] == "ann@example.org"
         assert logged_in(user).get("/decorated/x/").json()["user"] == "ann@example.org"
 
     def test_anonymous(self, transactional_db: None) -> None:
-        """Nobody is nobody: without a cookie, and with one that is no login."""
+        """Without a login no user is recorded, with or without a cookie."""
         assert Client().get("/inside/").json()["user"] is None
         client = Client()
         client.cookies["sessionid"] = "x" * 32
         assert client.get("/inside/").json()["user"] is None
 
     def test_async(self, user: User) -> None:
-        """A coroutine does not look the user up, which would block; it tells one who is known already."""
+        """A coroutine does not look the user up, because that would block. A user who is already known is recorded."""
         client = logged_in(user)
         assert client.get("/ainside/").json()["user"] is None
         assert client.get("/ainside-known/").json()["user"] == "ann@example.org"
 
     @pytest.mark.parametrize(("user", "name"), [(User(username="bob"), "bob"), (AnonymousUser(), None), (None, None)])
     def test_set_by_others(self, user: Any, name: str | None) -> None:
-        """A user that token authentication has put on the request is recorded; no session is needed."""
+        """A user from token authentication on the request is recorded, without a session."""
         request = RequestFactory().get("/")
         request.user = user
         assert facts_within(request).get("user") == name
@@ -169,7 +170,7 @@ class TestUser:
         assert "user" not in facts_within(request)
 
     def test_hostile_name(self) -> None:
-        """F54: a name with anything in it is stored as text, cut and cleaned."""
+        """F54: A name with anything in it is stored as text, cut and cleaned."""
         request = RequestFactory().get("/")
         request.user = User(username="$token\x00\ud800<b>" + "x" * 500)
         with serving(request):
@@ -185,12 +186,12 @@ def facts_within(request: WSGIRequest) -> dict[str, Any]:
 
 class TestWorker:
     def test_thread(self) -> None:
-        """The thread's name, of the thread that asks; not of the one that sends the command."""
+        """The thread's name is that of the caller's thread, not of the thread that sends the command."""
         assert facts_of_a_lock()["thread"] == threading.current_thread().name
         with ThreadPoolExecutor(1, thread_name_prefix="counting") as thread:
             assert thread.submit(facts_of_a_lock).result()["thread"] == "counting_0"
 
     async def test_asyncio_task(self) -> None:
-        """The task's name, of the task that asks."""
+        """The task's name is that of the calling task."""
         found = await asyncio.create_task(afacts_of_a_lock(), name="counting coins")
         assert found["thread"] == "counting coins"

@@ -1,4 +1,4 @@
-"""The dashboard of the locks, and its JSON: what they tell, to whom, and at what cost."""
+"""The dashboard of the locks and its JSON, with their contents, permissions, and costs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def admin() -> Client:
 
 @pytest.fixture
 def monitor() -> Client:
-    """May read the status, and nothing else; not of the staff."""
+    """Return a client that may only read the status, and is not of the staff."""
     return browser("view_lock_status", is_staff=False)
 
 
@@ -58,18 +58,18 @@ def section(response: Any, name: str) -> str:
 
 
 def parts(sent: dict[str, Any]) -> list[Any]:
-    """The parts of the one command that reads the locks."""
+    """Return the parts of the one command that reads the locks."""
     first = [stage for stage in sent["pipeline"] if "$unionWith" not in stage]
     return [first, *(stage["$unionWith"]["pipeline"] for stage in sent["pipeline"] if "$unionWith" in stage)]
 
 
 def examined_by(locks: Locks, part: Any) -> int:
-    """How many documents a part reads."""
+    """Return the number of documents that a part reads."""
     return int(locks.explain({"aggregate": locks.collection.name, "pipeline": part})["totalDocsExamined"])
 
 
 class TestPage:
-    """Every question that somebody has at 3 a.m. has its answer."""
+    """The page answers every question of a night shift."""
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
@@ -84,7 +84,7 @@ class TestPage:
         locks.free("free:1")
 
     def test_tells_all(self, admin: Client) -> None:
-        """F224: Held, waiting, stale, contended, processes, server."""
+        """F224: The page shows held, waiting, stale and contended locks, processes, and the server."""
         response = admin.get(PAGE)
         assert "No problems" in section(response, "look")
         tiles = section(response, "tiles")
@@ -100,7 +100,8 @@ class TestPage:
         assert "free:1" not in present
 
     def test_what_is_stale_is_calm(self, admin: Client, locks: Locks) -> None:
-        """F149: it is listed last, in grey, and is no problem; its page counts the lease that has ended."""
+        """F149: A stale lock is listed last, in grey, and is no problem. The page of the lock counts the lease that has
+        ended."""
         locks.stale("older", over=10, change={"expired": Int64(0)})
         response = admin.get(PAGE)
         assert "No problems" in section(response, "look")
@@ -109,7 +110,7 @@ class TestPage:
         assert "leases that ended without a release 1" in text_of(admin.get(f"{LIST}older/change/"))
 
     def test_a_request_is_shown(self, admin: Client, locks: Locks, settings: Settings) -> None:
-        """F149: after a request the page of the lock says so, who asked and when, without a history."""
+        """F149: After a request, the page of the lock names the requester and the time, without a history."""
         with held_elsewhere("asked"):
             store = mongo_store()
             assert operations.ask_to_release(store, "asked", "anna, in the admin: we deploy at 3") == 1
@@ -122,7 +123,7 @@ class TestPage:
         assert re.findall(r'class="model-(\w+) current-model"', page) == ["lockdashboard"]
 
     def test_names_and_zones(self, admin: Client, settings: Settings) -> None:
-        """F150: two filters never both say "All"; a moment has its time zone."""
+        """F150: Two filters never both say "All", and a moment has its time zone."""
         settings.TIME_ZONE = "Asia/Tokyo"
         said = text_of(admin.get(LIST))
         assert said.count(" All modes ") == said.count(" All states ") == 1
@@ -130,7 +131,7 @@ class TestPage:
         assert re.search(r"As of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST", text_of(admin.get(PAGE)))
 
     def test_a_button_where_it_helps(self, locks: Locks) -> None:
-        """F150: a red button stands where somebody waits or the hold is unusual, and on the page of the lock."""
+        """F150: A red button is shown next to locks with waiters or an unusual hold, and on the page of the lock."""
         client = browser("view_lock", "force_release_lock")
         row = re.compile(r'<tr data-key="([^"]*)" class="mongolock-\w+">(.*?)</tr>', re.DOTALL)
         found = {key: "mongolock-danger" in text for key, text in row.findall(client.get(PAGE).content.decode())}
@@ -138,7 +139,7 @@ class TestPage:
         assert "force-release/?key=catalog" in client.get(f"{LIST}catalog/change/").content.decode()
 
     def test_what_is_empty_is_not_there(self, admin: Client, locks: Locks) -> None:
-        """F150: no section says that it has nothing to say."""
+        """F150: Empty sections are left out."""
         locks.collection.delete_many({})
         assert re.findall(r"<(?:section|details)[^>]*id=\"(\w+)", admin.get(PAGE).content.decode()) == ["look"]
         locks.add("k", [entry(1)], change={"contended": Int64(0)})
@@ -146,7 +147,7 @@ class TestPage:
         assert found == ["look", "now", "recent"]
 
     def test_order(self, admin: Client, locks: Locks) -> None:
-        """First who waits longest, who holds longest, what is contended most."""
+        """The longest wait, the longest hold and the most contended lock come first."""
         locks.add("z", [entry(1, held_for=500)], [waiter(9, held_for=400)], {"contended": Int64(1)})
         response = admin.get(PAGE)
         found = {name: [seen.key for seen in getattr(response.context["locks"], name)] for name in
@@ -157,7 +158,7 @@ class TestPage:
         assert "A waiter has been waiting for “z” for 6 min" in section(response, "look")
 
     def test_no_secrets(self, admin: Client, monitor: Client) -> None:
-        """Neither grants nor sessions. What a refresh replaces is no whole page."""
+        """The pages show no grants and no sessions. A refresh replaces only a part of the page."""
         for response in (admin.get(PAGE), admin.get(f"{PAGE}?part=live"), monitor.get(STATUS)):
             assert response.status_code == 200
             assert b"secret" not in response.content
@@ -166,7 +167,7 @@ class TestPage:
         assert b"<html" not in part
 
     def test_german(self, admin: Client) -> None:
-        """In German, with nothing of ours left in English."""
+        """The German page has no English text of ours."""
         with translation.override("de"):
             content = text_of(admin.get(PAGE))
         for word in ("Übersicht der Sperren", "Wer was hält, und wer wartet", "Keine Probleme", "gehalten"):
@@ -187,7 +188,7 @@ class TestPage:
         assert status["problems"][0]["alarm"] == "deadlock"
 
     def test_first_in_the_queue(self, locks: Locks, admin: Client) -> None:
-        """Is the first who still waits: whose place has run out is nobody's turn."""
+        """The first in the queue is the first living waiter. A waiter at the end of its place does not count."""
         locks.add("dead:first", [entry(1)], [waiter(2, left=-1, label="dead"), waiter(3, label="alive")])
         said = section(admin.get(PAGE), "now")
         assert "alive" in said
@@ -196,7 +197,8 @@ class TestPage:
 
 class TestNumbers:
     def test_kept(self, locks: Locks, admin: Client, monitor: Client) -> None:
-        """What is only kept is counted by itself: it is not held for longest, and its process need not live."""
+        """Kept locks are counted separately. A kept lock is not among the longest holds, and its process need not
+        live."""
         locks.held("k")
         locks.add("once", [entry(2, left=9_000, held_for=800, released=now() - timedelta(seconds=700))])
         response = admin.get(PAGE)
@@ -207,7 +209,7 @@ class TestNumbers:
         assert [each["key"] for each in status["held"]] == ["k"]
 
     def test_damage_is_counted(self, locks: Locks, admin: Client, monitor: Client) -> None:
-        """Every damaged document that is held counts, also those that no list shows."""
+        """Every damaged document of a held lock counts, even if no list shows it."""
         for number in range(30):
             locks.add(f"bad:{number:02d}", [entry(1, held_for=number)], change={"token": 1.5})
         assert "30 documents are damaged, such as that of “bad:00”" in section(admin.get(PAGE), "look")
@@ -217,7 +219,7 @@ class TestNumbers:
 
 class TestLimits:
     def test_capped(self, admin: Client, monitor: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where more is held than is looked at, no number pretends to be exact; what is stale is still counted."""
+        """If more locks are held than are read, no number pretends to be exact. Stale locks are still counted."""
         monkeypatch.setattr(overview, "MAX_HELD_EXAMINED", 3)
         monkeypatch.setattr(overview, "MAX_COUNTED", 5)
         locks.held("a", "b", "c", "d", "e", "f", "g")
@@ -231,7 +233,7 @@ class TestLimits:
 
 
 class TestRights:
-    """To look needs the permission to view; the JSON needs its own."""
+    """The page needs the permission to view. The JSON needs its own."""
 
     @pytest.fixture(autouse=True)
     def one(self, locks: Locks) -> None:
@@ -246,7 +248,7 @@ class TestRights:
         assert (b"lock/status/" in client.get(PAGE).content) is False
 
     def test_strangers(self) -> None:
-        """They are refused. A view of the project that sets the user may show it."""
+        """Strangers are refused. A view of the project that sets the user may show the status."""
         assert Client().get(STATUS).status_code == 403
         assert browser("view_lock_status", is_active=False).get(STATUS).status_code == 403
         request = RequestFactory().get("/internal/locks/")
@@ -261,16 +263,16 @@ class TestRights:
         assert getattr(monitor, method)(STATUS).status_code == 405
 
     def test_not_kept(self, admin: Client, monitor: Client) -> None:
-        """No cache may show the locks of yesterday."""
+        """No cache may store the page, because old locks would be shown."""
         for response in (admin.get(PAGE), monitor.get(STATUS)):
             assert "no-store" in response["Cache-Control"]
 
 
 class TestStatus:
-    """The JSON tells what the page shows."""
+    """The JSON has the facts of the page."""
 
     def test_content(self, locks: Locks, monitor: Client) -> None:
-        """With numbers for the numbers and ISO 8601 for the moments."""
+        """The JSON has numbers, and moments in ISO 8601."""
         locks.add("k", [entry(1, label="nightly")], [waiter(2, held_for=90)])
         locks.stale("s")
         found = monitor.get(STATUS).json()
@@ -291,8 +293,8 @@ class TestStatus:
 
     @pytest.mark.long
     def test_away(self, away: None, admin: Client, monitor: Client) -> None:
-        """While MongoDB does not answer: a page and an object, with status 503, and no password. What could not be done
-        is not written down; of an action the page does not say that nothing was changed."""
+        """While MongoDB does not answer, the page and the JSON have status 503 and show no password. A failed action is
+        not logged. The page of an action does not claim that nothing was changed."""
         page, status = admin.get(PAGE), monitor.get(STATUS)
         forced = browser(*NAMES).post(RELEASE, {"lock": json.dumps(["locks", "k", [1]]), "reason": "x"})
         assert (page.status_code, status.status_code, forced.status_code) == (503, 503, 503)
@@ -305,12 +307,12 @@ class TestStatus:
 
 
 class TestCost:
-    """As many commands for a million documents as for a thousand, each on an index."""
+    """A million documents need as many commands as a thousand, each on an index."""
 
     @pytest.mark.long
     def test_commands(self, admin: Client, commands: Commands, locks: Locks) -> None:
-        """One about locks, one about deadlocks where somebody waits, two for each document lock; rarely, some about the
-        servers. None reads all documents."""
+        """One command reads the locks, one the deadlocks if there are waiters, and two each document lock. A few rare
+        ones read the servers. No command reads all documents."""
         locks.renew_indexes()
         locks.many(free=5_000, held=300)
         locks.collection.update_many({"_id": {"$regex": "^held:00000"}}, {"$set": {"waiters": [waiter(5)]}})
@@ -318,7 +320,7 @@ class TestCost:
         first = len(commands.sent)
         commands.sent.clear()
         assert "300 held" in section(admin.get(PAGE), "tiles")
-        # The last two count the documents of the shop's document lock: what is held, and what is damaged.
+        # The last two count the documents of the shop's document lock, the held ones and the damaged ones.
         assert commands.names() == ["aggregate", "aggregate", "find", "find"]
         assert first <= 10 + 2 * bells.COLLECTIONS  # whether one can listen to each bell is two commands
         examined = [examined_by(locks, part) for part in parts(commands.sent[0])]
@@ -327,7 +329,7 @@ class TestCost:
 
     @pytest.mark.parametrize("prefix", ["", "shop:"])
     def test_contended(self, admin: Client, commands: Commands, locks: Locks, settings: Settings, prefix: str) -> None:
-        """The most contended of all, whenever it was used last, and without a look at the documents of others."""
+        """The most contended lock of all is shown, whenever it was used last, without a read of other documents."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": prefix}
         locks.renew_indexes()
         locks.many(free=overview.MAX_RECENT_EXAMINED, held=20)
@@ -342,7 +344,7 @@ class TestCost:
         assert examined_by(locks, part) == len(shown)
 
     def test_servers_are_asked_seldom(self, admin: Client, commands: Commands, locks: Locks) -> None:
-        """For half a minute the same facts are shown again."""
+        """The facts of the servers are shown for half a minute before they are read again."""
         _known.clear()
         admin.get(PAGE)
         assert "connectionStatus" in commands.names()
@@ -352,7 +354,7 @@ class TestCost:
 
 
 def test_a_problem_is_looked_at_again(monkeypatch: pytest.MonkeyPatch, locks: Locks) -> None:
-    """A server that did not answer a moment ago is no problem any more once it does."""
+    """A server that answers again is no problem any more."""
     found = [ServerFacts(problem="it is away"), ServerFacts(), ServerFacts(problem="it was not asked again")]
     monkeypatch.setattr(server, "inspect_server", lambda *_: found.pop(0))
     _known.clear()
@@ -365,7 +367,7 @@ class TestDrawing:
         return overview.overview(mongo_store())
 
     def test_chain(self, locks: Locks) -> None:
-        """Who holds one lock and waits for another is one box, between the two."""
+        """A holder of one lock that waits for another is one box, between the two."""
         locks.add("a", [entry(1, worker="x")], [waiter(2, worker="y")])
         locks.add("b", [entry(3, worker="y")], [waiter(4, worker="z")])
         drawn = pictures.draw_graph(self.overview().waited_for)
@@ -402,7 +404,7 @@ class TestDrawing:
                 assert a is b or a.x != b.x or abs(a.y - b.y) >= pictures.HEIGHT
 
     def test_lane(self, locks: Locks) -> None:
-        """Half of the time held is half of the width; a wait is where it was."""
+        """Half of the time held is half of the width. A wait is drawn at its time."""
         minutes = overview.RECENT.total_seconds()
         locks.add("k", [entry(1, held_for=minutes / 2, since=now() - timedelta(seconds=minutes * 0.75))])
         found = self.overview()
@@ -414,7 +416,7 @@ class TestDrawing:
         assert lane.text.startswith("held for 2 min 3")
 
     def test_kept(self, locks: Locks) -> None:
-        """What is only kept was held until its work was done, and no longer."""
+        """A kept lock was held until its work was done, and no longer."""
         done = now() - timedelta(seconds=150)
         locks.add("once", [entry(1, left=9_000, held_for=200, released=done)])
         (lane,) = pictures.draw_lanes(self.overview().recent, now()).lanes
@@ -424,7 +426,8 @@ class TestDrawing:
 
     @pytest.fixture
     def told(self, locks: Locks, history: Collection[dict[str, Any]]) -> Collection[dict[str, Any]]:
-        """A history: "k" was waited for, held, given back; held, lost; and is held now. Ten minutes for each."""
+        """Return a history of "k". It was waited for, held, and released, then held and lost, and is held now. Each
+        takes ten minutes."""
         minute = 60_000
         told: list[tuple[float, str, dict[str, Any]]] = [
             (40, "granted", {"token": 1, "waited_ms": 10 * minute}),
@@ -444,7 +447,7 @@ class TestDrawing:
     def test_the_last_hour(
         self, told: Collection[dict[str, Any]], admin: Client, settings: Settings, *, has_zones: bool
     ) -> None:
-        """The page of a lock draws what was held, waited for and lost within the hour, and says it."""
+        """The page of a lock draws its holds, waits and losses within the hour, and lists them."""
         told.delete_one({"token": 9})
         settings.USE_TZ, settings.TIME_ZONE = has_zones, "Asia/Tokyo"
         page = admin.get(f"{LIST}k/change/")
@@ -463,8 +466,8 @@ class TestDrawing:
     def test_the_unknown(
         self, told: Collection[dict[str, Any]], admin: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """F148: what was before the first event that is kept, or read, is drawn as unknown; what the history covers is
-        not."""
+        """F148: The time before the first event that was kept or read is drawn as unknown. The time that the history
+        covers is not."""
 
         def unknown(path: str, name: str) -> list[int]:
             (lane,) = (lane for lane in admin.get(path).context[name].lanes if lane.key == "k")
@@ -479,7 +482,7 @@ class TestDrawing:
         assert unknown(f"{LIST}k/change/", "hour") == pytest.approx([80], abs=1)
 
     def test_a_deadlock_that_is_over(self, told: Collection[dict[str, Any]], admin: Client) -> None:
-        """Who gave up of late is said at the top."""
+        """Recently ended deadlocks are reported at the top."""
         told.insert_one({"key": "k", "event": "deadlock", "at": now() - timedelta(seconds=9), "label": "van"})
         told.insert_one({"key": "k", "event": "deadlock", "at": now() - timedelta(minutes=6), "label": "cart"})
         said = section(admin.get(PAGE), "look")
@@ -487,7 +490,7 @@ class TestDrawing:
         assert "cart" not in said
 
     def test_no_events(self, told: Collection[dict[str, Any]], locks: Locks) -> None:
-        """F148: that a lock has no events is one fact, and nothing is said of why."""
+        """F148: The page says that a lock has no events, and not why."""
         locks.held("quiet")
         page = browser("view_lock", "view_lockevent").get(f"{LIST}quiet/change/")
         assert "The history has no event of this lock." in text_of(page)
@@ -502,7 +505,8 @@ class TestDrawing:
         assert [mark.kind for mark in lane.marks].count("hold") == 3
 
     def test_hand_over(self, locks: Locks) -> None:
-        """Who held it before held it until the next one, who had waited, got it; otherwise nobody knows how long."""
+        """A previous holder held the lock until the next one, a waiter, got it. Without a waiter, the end is
+        unknown."""
         before = entry(1, held_for=200)
         locks.add("handed", [entry(2, held_for=100, since=now() - timedelta(seconds=150))], (), {"last_holder": before})
         locks.add("free", (), (), {"last_holder": before})

@@ -1,4 +1,4 @@
-"""The admin in a real browser: live, by keyboard, under a strict policy, for everybody."""
+"""The admin in a real browser, with live pages, by keyboard, under a strict policy, for everybody."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.django_db(databases=["default", "mon
 
 PAGE = "/admin/django_mongolock/lockdashboard/"
 LIST = "/admin/django_mongolock/lock/"
-#: Whether a text of this row is seen as text: in boxes that are wide enough for a word, with nothing in front of them.
+#: Returns whether a text of this row is visible, in boxes wide enough for a word, with nothing in front of them.
 READABLE = """(row, wanted) => {
   const nodes = document.createTreeWalker(row, NodeFilter.SHOW_TEXT);
   for (let node = nodes.nextNode(); node; node = nodes.nextNode()) {
@@ -58,7 +58,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def server(transactional_db: None, settings: Settings) -> Iterator[LiveServer]:
-    """A site with a strict policy: of its own, since a server keeps the middleware that it was started with."""
+    """A site of its own with a strict policy, because a server keeps the middleware that it was started with."""
     settings.MIDDLEWARE = [MIDDLEWARE, *settings.MIDDLEWARE]
     settings.ALLOWED_HOSTS = ["127.0.0.1"]
     server = LiveServer("127.0.0.1")
@@ -68,7 +68,8 @@ def server(transactional_db: None, settings: Settings) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> Visit:
-    """Opens pages for a superuser; at the end nobody may have complained, of the policy neither."""
+    """Return a function that opens pages for a superuser. At the end there must be no complaints, not even about the
+    policy."""
     user = User.objects.create_superuser("root")
 
     @contextmanager
@@ -84,7 +85,7 @@ def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.M
 
 @pytest.fixture
 def ad(transactional_db: None) -> Iterator[None]:
-    """A document that somebody holds."""
+    """Make a held document."""
     Ad.objects.create(price=1, user_id="7", title="a bike", export_status="exporting", locked_by="a worker " * 7)
     yield
     Ad.objects.all().delete()
@@ -105,12 +106,12 @@ def fill(locks: Locks) -> None:
 
 
 def settled(page: Any, expression: str) -> None:
-    """Wait until it is true in the page, which lets nobody evaluate anything inside of it, later."""
+    """Wait until *expression* is true in the page. The page allows no later evaluation inside of it."""
     assert eventually(lambda: page.evaluate(expression) or page.wait_for_timeout(50), 15), expression
 
 
 class TestLive:
-    """It refreshes by itself, and disturbs nobody who reads."""
+    """The page refreshes by itself, and disturbs no reader."""
 
     @pytest.mark.witness
     def test_keeps_focus_and_scroll(self, visit: Visit, locks: Locks) -> None:
@@ -129,10 +130,10 @@ class TestLive:
             assert page.evaluate("document.activeElement === window.mine && window.mine.isConnected")
             assert page.evaluate("document.activeElement.textContent.trim()") == "order:5"
             assert page.evaluate("document.getElementById('now-scroll').scrollLeft") == 40
-            assert abs(page.evaluate(top) - before) < 150  # what is looked at stays; a row came in above it
+            assert abs(page.evaluate(top) - before) < 150  # the visible part stays, although a row came in above it
 
     def test_says_only_what_is_new(self, visit: Visit, locks: Locks) -> None:
-        """A screen reader is told when something needs a look, once; not at every refresh."""
+        """A screen reader announces a new problem once, not at every refresh."""
         locks.held("k")
         with visit() as page:
             settled(page, "document.getElementById('mongolock-control').dataset.state === 'live'")
@@ -159,7 +160,7 @@ class TestLive:
             assert page.inner_text("#look ul") == shown
 
     def test_pause(self, visit: Visit, locks: Locks) -> None:
-        """Paused it stays as it is, and asks for nothing; then it goes on."""
+        """A paused page stays as it is, and sends nothing. Resumed, it goes on."""
         locks.held("k")
         with visit() as page:
             page.focus("#mongolock-pause")
@@ -181,7 +182,7 @@ class TestLive:
             assert eventually(lambda: page.wait_for_timeout(50) or len(asked) >= 3)
 
     def test_away_and_back(self, visit: Visit, locks: Locks) -> None:
-        """While nothing answers, the page stays and says so; and it goes on afterwards."""
+        """While the server does not answer, the page stays and says so. Afterwards it goes on."""
         locks.held("k")
         with visit(fails=True) as page:
             page.route("**/*part=live", lambda route: route.fulfill(status=503, body="away"))
@@ -193,7 +194,7 @@ class TestLive:
 
 
 class TestEverybody:
-    """Who has no JavaScript, no mouse, a narrow screen or other eyes can use it."""
+    """The page can be used without JavaScript, without a mouse, on a narrow screen, and with low vision."""
 
     def test_keyboard(self, visit: Visit, locks: Locks) -> None:
         """Everything that can be pressed or scrolled is reached by Tab, and one sees where one is."""
@@ -215,8 +216,8 @@ class TestEverybody:
     @pytest.mark.parametrize("language", ["en", "de"])
     @pytest.mark.parametrize("width", [320, 390, 640, 768, 1280])
     def test_read(self, visit: Visit, locks: Locks, settings: Settings, width: int, language: str) -> None:
-        """F146: of every incident of the demo one reads the key, the holder, who waits, and for how long it is held: as
-        text, in a box of its own that nothing covers or cuts."""
+        """F146: For every incident of the demo, the page shows the key, the holder, the waiters and the time held as
+        text. Each text has a box of its own that nothing covers or cuts."""
         settings.LANGUAGE_CODE = language
         incidents = {
             "import:books": ("the nightly import", "till 3"),
@@ -240,7 +241,7 @@ class TestEverybody:
 
     @pytest.mark.parametrize("width", [1280, 1440])
     def test_an_event_is_a_line(self, visit: Visit, history: Collection[dict[str, Any]], width: int) -> None:
-        """F150: in the history each event has one line, and the last column is in sight."""
+        """F150: In the history each event has one line, and the last column is in sight."""
         task = {"place": "task shop.tasks.export 7f3a0001-11b2-4c55-9f0e-8a1d00000001", "thread": "ForkPoolWorker-2"}
         who: dict[str, Any] = {"user": "anna", "host": "worker-1.example.com", "pid": 4711, **task}
         told = {**who, "token": TOKEN, "waited_ms": 75_000, "held_ms": 90_000}
@@ -256,7 +257,7 @@ class TestEverybody:
             assert box["x"] + box["width"] <= width
 
     def test_a_quiet_site(self, visit: Visit, locks: Locks) -> None:
-        """F150: where two locks are held and nobody waits, the dashboard is one screen; the index links to it."""
+        """F150: With two held locks and no waiters, the dashboard fits on one screen. The index links to it."""
         for number in range(2):
             locks.add(f"order:{number}", [entry(number, left=30, held_for=3)], change={"contended": Int64(0)})
         with visit("/admin/", every=60, viewport={"width": 1280, "height": 800}) as page:
@@ -269,7 +270,7 @@ class TestEverybody:
     @pytest.mark.usefixtures("ad")
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_axe(self, visit: Visit, locks: Locks, scheme: str) -> None:
-        """axe finds nothing on any page of the lock admin; and nobody's policy is broken."""
+        """axe finds no fault on any page of the lock admin, and the policy is kept."""
         axe = Axe()
         fill(locks)
         order = f"{LIST}order_3A5/change/"

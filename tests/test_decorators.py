@@ -1,4 +1,5 @@
-"""`mongo_locked` on every kind of callable that is no view: those are in test_views, tasks in tests/celery."""
+"""`mongo_locked` on every kind of callable except views and tasks. Views are in test_views, and tasks are in
+tests/celery."""
 
 from __future__ import annotations
 
@@ -58,10 +59,10 @@ class Till:
 
 
 class TestCallables:
-    """What is no cell of tests/test_contention_policies.py, where the body of every kind runs under its lock."""
+    """Cases that are no cell of tests/test_contention_policies.py. The body of every kind runs there under its lock."""
 
     def test_generator_is_still_one(self, name: str) -> None:
-        """What is sent, thrown and returned goes through, and @contextmanager works on top of it."""
+        """Sent, thrown and returned values go through, and @contextmanager works on top."""
 
         @mongo_locked("echo:{name}")
         def echo(name: str) -> Any:
@@ -82,7 +83,7 @@ class TestCallables:
         assert holders(f"echo:{name}") == []
 
     async def test_async_generator_is_still_one(self, name: str) -> None:
-        """So is an async one. If it is closed early, its own cleanup runs under the lock."""
+        """An async generator stays one as well. If it is closed early, its own cleanup runs under the lock."""
         cleaned: list[int] = []
 
         @mongo_locked("aecho:{name}")
@@ -102,7 +103,7 @@ class TestCallables:
         assert (cleaned, holders(f"aecho:{name}")) == ([1], [])
 
     def test_bound_method_and_partial(self, name: str) -> None:
-        """Bound methods and partials can be decorated where they are used; their names make keys, too."""
+        """Bound methods and partials can be decorated where they are used. Their names make keys, too."""
         locked = mongo_locked("bound:{extra}")(functools.partial(plain, name))
         assert locked(extra=2)[1] == 2
         where: Any = mongo_locked()(functools.partial(Till(name).where))()
@@ -119,7 +120,7 @@ class TestCallables:
 
     @pytest.mark.parametrize("function", [plain, coroutine, generator, agenerator, Till.method, Till.static])
     def test_looks_like_itself(self, function: Any) -> None:
-        """Name, module, docstring, signature and kind stay those of the function."""
+        """The name, module, docstring, signature and kind stay those of the function."""
         inner = function.__wrapped__
         assert function.__name__ == inner.__name__
         assert function.__qualname__ == inner.__qualname__
@@ -149,7 +150,7 @@ class TestKeys:
         assert by_text(name) == by_text(name, times=2) == by_instance(Order(pk=int(name[:12], 16))) == 1
 
     def test_options(self, name: str) -> None:
-        """Options go to the lock; the function's name is the label if none is given."""
+        """Options go to the lock. The function's name is the default label."""
 
         @mongo_locked("options:{name}", lease=44, owner="me", label="mine")
         def work(name: str) -> dict[str, Any]:
@@ -165,17 +166,17 @@ def find(name: str) -> dict[str, Any]:
 
 
 class TestContention:
-    """What happens instead of the call when the lock is busy. The body never runs."""
+    """The outcome of a call when the lock is busy. The body never runs."""
 
     def test_skip(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
-        """SKIPPED, which is false, and a line in the log: nobody should have to guess that work was not done."""
+        """The call returns SKIPPED, a false value, and logs a line. Skipped work is visible."""
         work = mongo_locked("busy:{name}", wait=0, on_contention="skip")(lambda name: "ran")
         with caplog.at_level(logging.INFO, "django_mongolock"), held_elsewhere(f"busy:{name}", lease=20):
             assert not work(name)
         assert f"skipped, the lock is busy key=busy:{name}" in caplog.text
 
     def test_async_callable_for_a_function(self) -> None:
-        """For a plain function it may not: nobody would await it."""
+        """A plain function cannot have an async callable, because nobody would await it."""
 
         async def later(error: LockNotAcquired) -> None: ...
 
@@ -184,13 +185,13 @@ class TestContention:
 
     @pytest.mark.parametrize("policy", ["wait", "", None, 5])
     def test_unknown_policy(self, policy: Any) -> None:
-        """A policy that does not exist is refused with those that do."""
+        """An unknown policy is refused with a list of the existing ones."""
         with pytest.raises(ValueError, match="on_contention is one of 'raise', 'skip', 'respond', 'retry'"):
             mongo_locked("key", on_contention=policy)
 
     @pytest.mark.parametrize("policy", ["skip", "retry", lambda error, name: None])
     def test_reentry(self, name: str, policy: Any) -> None:
-        """A lock that this very thread holds is a mistake in the code, whatever is to be done on contention."""
+        """A lock that the same thread holds is a mistake in the code, whatever the policy on contention."""
 
         @mongo_locked("again:{name}", on_contention=policy)
         def work(name: str) -> None: ...
@@ -201,19 +202,19 @@ class TestContention:
 
 class TestSkipped:
     def test_stays_itself(self) -> None:
-        """There is one, also after copying and pickling (results travel between processes)."""
+        """SKIPPED exists once, also after copying and pickling (results travel between processes)."""
         assert pickle.loads(pickle.dumps(SKIPPED)) is SKIPPED  # noqa: S301 - our own
         assert copy.deepcopy(SKIPPED) is SKIPPED
         assert repr(SKIPPED) == "SKIPPED"
 
 
-#: For what type checkers refuse.
+#: An untyped alias for calls that type checkers refuse.
 any_locked: Any = mongo_locked
 app: Any = Celery("decorators", broker="memory://", set_as_current=False)
 
 
 class TestRefused:
-    """What cannot work is refused when it is decorated, and the message says what to do."""
+    """Decorations that cannot work are refused at once, with a message that names the cure."""
 
     @pytest.mark.parametrize(
         ("decorate", "problem"),
@@ -239,7 +240,7 @@ class TestRefused:
             decorate()
 
     def test_unfinished_result(self, name: str) -> None:
-        """A function that returns work still to be done would do it without the lock: an error, not a silence."""
+        """A function may return work that is still to be done, and do it without the lock. The result is an error."""
         made: dict[str, Callable[[str], Any]] = {
             "coroutine": coroutine,
             "generator": generator,
@@ -261,7 +262,7 @@ class TestRefused:
 
 
 def test_celery_refuses_wrong_arguments_where_the_task_is_sent() -> None:
-    """As it does for every task: the lock does not hide how the function is called."""
+    """A locked task refuses wrong arguments like every task, because the lock does not hide the signature."""
 
     @app.task(shared=False)  # type: ignore[untyped-decorator]
     @mongo_locked("ad:{ad_id}")

@@ -1,4 +1,4 @@
-"""The demo as a person starts it: in a process of its own, with everything that it starts."""
+"""The demo, started as a person does, in a process of its own, with all of its processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
 
-#: For one run of the demo, in seconds. On a loaded machine it takes a minute to start and to end.
+#: The seconds for one run of the demo. On a loaded machine it takes a minute to start and to end.
 LIMIT = 300
 DEMO = [sys.executable, "-m", "testproject.demo", "--port", "0"]
 
@@ -38,7 +38,8 @@ def number(report: str, name: str) -> int:
 @pytest.mark.timeout(LIMIT + 30)
 @pytest.mark.parametrize("kind", [[], ["--document-locks"]], ids=["named", "in the ads"])
 def test_check_finds_nothing_wrong(kind: list[str]) -> None:
-    """With locks: no wrong re-export, no overlap, a killed holder's lock is free in time, the pages answer."""
+    """With locks, there is no wrong re-export and no overlap. A killed holder's lock is free in time, and the pages
+    answer."""
     ended = run("--check", "--seconds", "8", *kind)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert number(ended.stdout, "wrong re-exports") == 0
@@ -48,7 +49,7 @@ def test_check_finds_nothing_wrong(kind: list[str]) -> None:
 
 @pytest.mark.timeout(LIMIT + 30)
 def test_without_locks_exports_go_wrong() -> None:
-    """Without locks the same traffic goes on until it shows a wrong re-export; that is what it is expected to show."""
+    """Without locks, the same traffic goes on until it shows a wrong re-export. The demo expects that."""
     ended = run("--check", "--no-locks", "--seconds", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert number(ended.stdout, "wrong re-exports") > 0
@@ -56,7 +57,7 @@ def test_without_locks_exports_go_wrong() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_runs_until_its_end(end: signal.Signals) -> None:
-    """It prints where everything is and how to log in; all that it started ends with it, however it ends."""
+    """The demo prints its addresses and its login. All its processes end with it, however it ends."""
     with running_demo() as demo:
         text = read_until(demo, "Ctrl-C")
         base, password = re.search(r"(http://\S+)/\n", text), re.search(r"admin / (\S+)", text)
@@ -65,12 +66,12 @@ def test_runs_until_its_end(end: signal.Signals) -> None:
         person = Browser(base[1])
         person.login("/admin/login/", "admin", password[1])
         assert "Wrong re-exports" in person.get("/").text
-        # web, beat, traffic, the watcher, the worker and its four children; the MongoDB is that of the test run
+        # web, beat, traffic, the watcher, the worker and its four children, without the MongoDB of the test run
         eventually(lambda: len(descendants(demo.pid)) >= 9, 45)
         started = descendants(demo.pid)
         assert len(started) >= 9
         demo.send_signal(end)
-        if end == signal.SIGTERM:  # told at once, for what follows may take ten seconds
+        if end == signal.SIGTERM:  # reported at once, because the rest may take ten seconds
             assert "Stopped" not in read_until(demo, "Stopping")
         assert demo.wait(60) == (0 if end == signal.SIGTERM else -end)
         assert eventually(lambda: not started & processes().keys())
@@ -78,7 +79,7 @@ def test_runs_until_its_end(end: signal.Signals) -> None:
 
 @contextmanager
 def running_demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the demo; end it at the latest with the test."""
+    """Start the demo, and end it at the latest with the test."""
     demo = subprocess.Popen([*DEMO, *arguments], stdout=subprocess.PIPE, text=True)
     with demo:
         try:
@@ -89,7 +90,7 @@ def running_demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_until(process: subprocess.Popen[str], mark: str) -> str:
-    """Return what the process prints, up to a line with *mark*."""
+    """Return the output of the process, up to a line with *mark*."""
     assert process.stdout
     text = ""
     while mark not in text:
@@ -100,7 +101,7 @@ def read_until(process: subprocess.Popen[str], mark: str) -> str:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return all processes that *pid* started, and those that they started."""
+    """Return all processes that *pid* started, directly or not."""
     parents = processes()
     found = {child for child, parent in parents.items() if parent == pid}
     return found.union(*(descendants(child) for child in found))

@@ -1,4 +1,4 @@
-"""dev.py: one command on a fresh machine, one line of advice where that cannot be."""
+"""dev.py needs one command on a fresh machine, and gives one line of advice if it cannot work."""
 
 import ast
 import hashlib
@@ -32,9 +32,9 @@ COMMANDS = (
     *("test", "versions", "faults", "platforms", "simulate", "demo"),
     *("docs", "lint", "build", "screenshots", "load", "bench"),
 )
-# Run dev.py as it is, after a change to what it finds on the machine.
+# Run dev.py unchanged, after a change to the parts that it finds on the machine.
 PATCHED = "import runpy, sys; sys.argv = ['dev.py', 'test']; {patch}; runpy.run_path('dev.py', run_name='__main__')"
-# Stands in for pytest in a project of its own: says what it was given, and waits for a signal if told to.
+# A substitute for pytest in a project of its own. It prints its arguments, and waits for a signal if told to.
 FAKE_PYTEST = """
 import os, pathlib, sys, time
 try:
@@ -50,7 +50,7 @@ sys.exit(3)
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with dev.py and a pyproject.toml, as in a fresh clone."""
+    """Return a folder with dev.py and a pyproject.toml, as in a fresh clone."""
     shutil.copy(SOURCE, tmp_path / "dev.py")
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     return tmp_path
@@ -58,7 +58,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dev(project: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """dev.py of that project as a module; instead of installing it notes in `dev.did` what it would do."""
+    """Return dev.py of that project as a module. Instead of installing, it notes the commands in `dev.did`."""
     spec = importlib.util.spec_from_file_location("dev_under_test", project / "dev.py")
     assert spec
     assert spec.loader
@@ -72,7 +72,7 @@ def dev(project: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def installed(project: Path) -> Path:
-    """The project with a .venv that holds the group 'test' already, and a pytest of our own making."""
+    """Return the project with a .venv that has the group 'test' already, and with our own pytest."""
     (project / "pytest.py").write_text(FAKE_PYTEST)
     venv.create(project / ".venv", symlinks=os.name != "nt")
     done = {"test": hashlib.sha256(PYPROJECT.encode()).hexdigest()}
@@ -100,13 +100,13 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_an_unknown_command_is_one_line(project: Path) -> None:
-    """A typing error costs nothing and shows what there is."""
+    """A typing error costs nothing, and shows the existing commands."""
     line = one_line(run(project, "tset"))
     assert line == f"dev.py: there is no command 'tset', only {', '.join(COMMANDS)}"
 
 
 def test_it_needs_the_standard_library_only() -> None:
-    """On a fresh machine there is nothing else to import."""
+    """A fresh machine has only the standard library to import."""
     tree = ast.parse(SOURCE.read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -134,12 +134,12 @@ def test_an_old_python_can_read_it() -> None:
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="the advice is for Linux")
 def test_what_the_machine_lacks_is_one_line(project: Path, patch: str, words: str) -> None:
-    """Each thing that a machine can lack is one line that says what to do, without a traceback."""
+    """Each missing part of a machine is reported in one line with the cure, without a traceback."""
     assert words in one_line(run(project, patch=patch, PATH=""))
 
 
 def test_arguments_exit_code_and_time(installed: Path) -> None:
-    """The program gets the arguments as they are; its exit code is dev.py's; the last line says how long it took."""
+    """The program gets the arguments unchanged. Its exit code is dev.py's, and the last line has the duration."""
     result = run(installed, "test", "-k", "a or b", "--help")
     assert result.returncode == 3
     assert result.stdout.splitlines()[0] == f"--numprocesses {os.cpu_count()} -k a or b --help"
@@ -151,14 +151,14 @@ def test_arguments_exit_code_and_time(installed: Path) -> None:
 def test_signals_reach_the_program_once_and_its_end_is_awaited(
     installed: Path, number: signal.Signals, code: int
 ) -> None:
-    """Ctrl-C goes to the whole group, as a terminal does it; SIGTERM to dev.py alone, as a supervisor does it."""
+    """Ctrl-C goes to the whole group, as from a terminal. SIGTERM goes to dev.py alone, as from a supervisor."""
     process = subprocess.Popen(
         [sys.executable, "dev.py", "test", "wait"],
         cwd=installed,
         stdout=subprocess.PIPE,
         text=True,
         process_group=0,
-        # A shell starts what it runs in the background with Ctrl-C ignored, and everybody inherits that.
+        # A shell starts background processes with Ctrl-C ignored, and all their children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs here
     )
     assert process.stdout
@@ -173,7 +173,7 @@ def test_signals_reach_the_program_once_and_its_end_is_awaited(
 
 
 def test_it_installs_once(dev: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run makes the environment; another group, or a changed pyproject.toml, goes into the same one."""
+    """The first run makes the environment. Another group or a changed pyproject.toml goes into the same one."""
     dev.prepare("test")
     assert "-m venv" in dev.did[0]
     assert dev.did[-1].endswith("-m pip install --editable . --group test")
@@ -193,7 +193,7 @@ def test_it_installs_once(dev: ModuleType, project: Path, monkeypatch: pytest.Mo
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")
 @pytest.mark.skipif(os.name == "nt", reason="links need a right there")
 def test_a_linked_environment_is_left_alone(dev: ModuleType, tmp_path: Path) -> None:
-    """A .venv that is a link to another folder's keeps every file: it is in use there."""
+    """A .venv that links to another folder keeps every file, because it is in use there."""
     other = tmp_path / "other"
     other.mkdir()
     files = {other / "pyvenv.cfg", other / dev.STAMP.name}
@@ -206,7 +206,7 @@ def test_a_linked_environment_is_left_alone(dev: ModuleType, tmp_path: Path) -> 
 
 
 def test_a_second_run_waits_for_the_first_to_install(dev: ModuleType, installed: Path) -> None:
-    """Two terminals may begin at once: the second starts when the first has finished installing."""
+    """If two terminals begin at once, the second starts when the first has finished installing."""
     with dev.one_at_a_time():
         second = subprocess.Popen([sys.executable, "dev.py", "test"], cwd=installed, stdout=subprocess.PIPE, text=True)
         assert not eventually(lambda: second.poll() is not None, seconds=0.2)

@@ -1,4 +1,4 @@
-"""From environment variables to settings: docs/reference/settings.md is run, and wrong text becomes a check."""
+"""From environment variables to settings: docs/reference/settings.md is run, and a wrong text is found by a check."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ with mongo_lock("k") as lock:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
-    """A project whose settings are those of the page."""
+    """Return a project with the settings of the page."""
     url, of_json = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / "from_url.py").write_text(url + SETTINGS)
     (tmp_path / "from_json.py").write_text(f"{url}\n{of_json}{SETTINGS}")
@@ -53,7 +53,8 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 def test_a_project_from_the_environment(shop: Path) -> None:
-    """Settings as on the page; several servers, TLS, a login; a password that has to be encoded: a lock."""
+    """A project with the settings of the page can lock, with several servers, TLS, a login, and a password that must be
+    encoded."""
     access = replace(Authority(shop).access("127.0.0.1", "localhost"), users=True)
     with ReplicaSet(access=access) as servers:
         with servers.members[0].client() as client:
@@ -88,7 +89,8 @@ def test_a_project_from_the_environment(shop: Path) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 def test_wrong_addresses(url: str, code: str, words: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a check with the cure, and an error at the first lock; no text shows the password."""
+    """Each wrong address is found by a check with the cure, and is an error at the first lock. No text shows the
+    password."""
     settings.DATABASES = {**settings.DATABASES, "wrong": database_from_url(url)}
     settings.MONGOLOCK = {"DATABASE": "wrong"}
     found = checks.check_settings(app_configs=None)
@@ -113,7 +115,8 @@ def test_wrong_addresses(url: str, code: str, words: str, settings: Settings, mo
 )
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 def test_a_host_that_is_an_address(host: str, name: str, code: str | None, settings: Settings) -> None:
-    """Its name may be in it, as django-mongodb-backend reads it from there. No text quotes it."""
+    """The name of the database may be in the address, because django-mongodb-backend reads it from there. No text
+    quotes the address."""
     entry = {"ENGINE": "django_mongodb_backend", "HOST": host, "NAME": name}
     settings.DATABASES = {**settings.DATABASES, "mongo": entry}
     found = checks.check_settings(app_configs=None)
@@ -123,7 +126,7 @@ def test_a_host_that_is_an_address(host: str, name: str, code: str | None, setti
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 def test_right_addresses(settings: Settings, mongo_uri: str) -> None:
-    """Of one server, of several, of a name in DNS, and as people write them into HOST."""
+    """Addresses of one server, of several, and of a DNS name are right, in the forms that people write into HOST."""
     for url in (mongo_uri, "mongodb://[::1]:27017/db", "mongodb+srv://c.example.net/db", "mongodb://a,b:1/?w=majority"):
         entry = {**database_from_url(url), "NAME": "db"}
         for host in (entry["HOST"], url):

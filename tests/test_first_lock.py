@@ -1,7 +1,7 @@
-"""The first lock of a process is as fast as any other: what it needs is imported when Django is set up (F76).
+"""The first lock of a process is as fast as any other, because its imports happen when Django is set up (F76).
 
-An import inside the first request is paid by whoever comes first, and under gevent or eventlet by everybody who comes
-until it has ended: it looks for libraries with programs, and what it has half imported is there for all to see.
+An import inside the first request delays that request. Under gevent or eventlet, it delays all requests until it has
+ended. The import runs programs to find libraries, and other requests see half-imported modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.programs import python
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: A project with nothing but this app and the alias that keeps its locks, and what it did on the way.
+#: A project with only this app and the alias of its locks. The project records its imports and programs.
 PROJECT = """
 import json, os, sys, threading, time
 
@@ -68,7 +68,7 @@ said["programs"] = programs
 
 
 def run(*parts: str, host: str = "") -> dict[str, Any]:
-    """Run a project in a process of its own; return what it says."""
+    """Run a project in a process of its own, and return its report."""
     host = host or os.environ["MONGODB_URI"]
     said: dict[str, Any] = json.loads(
         python("-c", "".join(parts), f"first:{uuid.uuid4().hex}", folder=ROOT, TEST_HOST=host)
@@ -78,7 +78,8 @@ def run(*parts: str, host: str = "") -> dict[str, Any]:
 
 @pytest.mark.long
 def test_the_first_lock_imports_nothing() -> None:
-    """F76: nothing of ours, of Django's or of the driver's; and it starts no program to look for libraries."""
+    """F76: The first lock imports no module of ours, of Django or of the driver, and starts no program to find
+    libraries."""
     said = run(PROJECT, FIRST_LOCK, SAY)
     assert said["held"]
     assert (said["late"], said["programs"]) == ([], [])
@@ -89,6 +90,6 @@ def test_the_first_lock_imports_nothing() -> None:
     "host", ["mongodb://127.0.0.1:9/?directConnection=true", "mongodb+srv://user:secret@nowhere.invalid/"]
 )
 def test_setting_up_connects_to_nothing(host: str) -> None:
-    """F76: a project is set up where no server can be reached, and its name not even be looked up; no thread runs."""
+    """F76: A project is set up without a reachable server or a DNS lookup of its name, and without a thread."""
     said = run(PROJECT, SAY, host=host)
     assert (said["network"], said["threads"]) == ([], ["MainThread"])

@@ -1,4 +1,4 @@
-"""The history of the locks: what is written, that nobody waits for it, and that it cannot grow."""
+"""The history of the locks, with its events, its cost for callers, and its limited size."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def words(key: str) -> list[str]:
 
 
 def written(key: str, *expected: str) -> bool:
-    """Is that, in that order, what the history tells in the end?"""
+    """Return whether the history has exactly these events in the end."""
     return eventually(lambda: words(key) == list(expected), 10)
 
 
 class TestWhatIsWritten:
     @pytest.mark.long
     def test_a_grant_and_its_release(self, history: Any) -> None:
-        """Who had it, from when to when by the server's clock, which token, how long it waited and held."""
+        """The history names the holder, the token, the times by the server's clock, the wait and the hold."""
         with mongo_lock("k", label="nightly", owner="job-1") as lock:
             stored, token = Lock.objects.get(key="k"), lock.fencing_token
         assert written("k", "granted", "released")
@@ -64,8 +64,8 @@ class TestWhatIsWritten:
 
     @pytest.mark.long
     def test_a_forced_release_and_its_loss(self, history: Any) -> None:
-        """Who forced it and why, and that the holder learned of it."""
-        lock = mongo_lock("k", lease=1).acquire()  # kept: without it, the lock would be given back
+        """The history names the user and the reason of a forced release, and the loss at the holder."""
+        lock = mongo_lock("k", lease=1).acquire()  # kept, because a dropped lock would be released
         Lock.objects.filter(key="k").force_release(by="anna", reason="it hangs")
         assert written("k", "granted", "forced", "lost")
         _, forced, lost = told("k")
@@ -113,7 +113,7 @@ class TestWhatIsWritten:
 
     @pytest.mark.long
     def test_nothing_secret(self, history: Collection[Document]) -> None:
-        """No id of a grant or of a session: with these somebody could give back what is another's."""
+        """The history has no id of a grant or a session, because such an id lets a stranger release the lock."""
         with mongo_lock("k"):
             secrets = [Lock.objects.get(key="k").holders[0].grant, Lock.objects.get(key="k").holders[0].session]
         assert written("k", "granted", "released")
@@ -121,10 +121,10 @@ class TestWhatIsWritten:
 
 
 class TestNoOneWaits:
-    """It costs the locks nothing but memory for a while."""
+    """The history costs the locks only some memory for a while."""
 
     def test_off(self, locks: Locks, commands: Commands) -> None:
-        """By default there is none: no collection, no thread, no command."""
+        """By default there is no history, and no collection, thread or command for it."""
         assert mongo_store().history is None
         with mongo_lock("k"):
             pass
@@ -151,7 +151,7 @@ class TestNoOneWaits:
 
     @pytest.mark.long
     def test_bounded_memory(self, history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """While MongoDB is away, so many events wait and no more; to note another one raises nothing."""
+        """While MongoDB is away, a limited number of events waits. Noting another one raises nothing."""
         store = mongo_store()
         assert isinstance(store.history, History)
         monkeypatch.setattr(store.history, "_started", True)  # nobody writes them
@@ -167,7 +167,7 @@ class TestNoOneWaits:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """It is logged once, without an error for any caller; the process ends without waiting for long."""
+        """The failure is logged once, without an error for any caller. The process ends without a long wait."""
         monkeypatch.setattr(writer, "GATHER_SECONDS", 0)
         connect(NOBODY)
         store = mongo_store()
@@ -181,7 +181,7 @@ class TestNoOneWaits:
         assert "hunter2" not in caplog.text
 
     def test_what_is_sent_twice_is_there_once(self, history: Collection[Document], commands: Commands) -> None:
-        """The reply to a write was lost: it is sent again."""
+        """If the reply to a write is lost, the write is repeated without a second event."""
         store = mongo_store()
         assert isinstance(store.history, History)
         with mongo_lock("k"):
@@ -211,7 +211,7 @@ class TestBounds:
 
     @pytest.mark.long
     def test_migrate_makes_it_and_changes_its_size(self, history: Collection[Document], settings: Settings) -> None:
-        """Another size takes effect with the next migrate; what was written stays."""
+        """Another size takes effect with the next migrate, and keeps the events."""
         call_command("migrate", database="mongo", verbosity=0)
         with mongo_lock("k"):
             pass
@@ -227,7 +227,8 @@ class TestBounds:
     def test_one_without_bounds_is_not_written_to(
         self, history: Collection[Document], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Somebody made the collection by hand: it would grow for ever. A check says so."""
+        """A collection without a limit, for example made by hand, would grow for ever. The history does not write to
+        it, and a check reports it."""
         history.insert_one({"_id": 1})
         with mongo_lock("k"):
             pass
@@ -237,7 +238,7 @@ class TestBounds:
         assert [message.id for message in messages if message.id == "mongolock.W110"]
 
     def test_check(self, history: Collection[Document]) -> None:
-        """`check --database` says that it is not there; once it is, nothing."""
+        """`check --database` reports a missing history. Once it exists, nothing is reported."""
 
         def ids() -> list[str | None]:
             return [message.id for message in check_history(app_configs=None, databases=["mongo"])]
@@ -247,7 +248,8 @@ class TestBounds:
         assert "mongolock.W110" not in ids()
 
     def test_check_of_a_new_database(self, history: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where nothing is made yet, the check of the locks says so; `migrate` does not complain of what it makes."""
+        """In a new database, the check of the locks reports the missing collection. `migrate` does not complain of the
+        collections that it makes."""
         monkeypatch.setattr(layout, "exists", lambda _collection: False)
         assert check_history(app_configs=None, databases=["mongo"]) == []
 
@@ -268,7 +270,7 @@ class TestModel:
             assert locks.explain(sent)["totalDocsExamined"] == 20
 
     def test_damaged_events(self, history: Collection[Document]) -> None:
-        """Whatever stands there is read as far as it goes."""
+        """Damaged events are read as far as possible."""
         call_command("migrate", database="mongo", verbosity=0)
         history.insert_one({"key": 7, "at": "x", "event": ["y"], "token": 1.5})
         (event,) = LockEvent.objects.all().recent()

@@ -1,4 +1,4 @@
-"""Imports go one way. Read from the source, so that nothing needs to be imported, or installed."""
+"""Imports go one way. The tests read the source, so that nothing needs to be imported or installed."""
 
 import ast
 import re
@@ -11,12 +11,12 @@ PACKAGE = "django_mongolock"
 ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 PAGE = ROOT.parent / "docs" / "project/house.md"
 
-#: A line of the path of a lock, and what is said to be in a file.
+#: A line of the path of a lock, and the names in a file.
 PATH = re.compile(r"^\| (`\w+.*?`) \| `([\w/]+\.py)` \|", re.MULTILINE)
 IN_FILE = re.compile(r"((?:`\w+(?:\(\))?`(?: and )?)+) in `([\w/]+\.py)`")
 
-#: The rooms of the house, from the ground up. A room imports from those below it, and the rooms of one floor do not
-#: know one another. docs/project/house.md draws them.
+#: The rooms of the house, from the ground up. A room imports only from lower floors, and the rooms of one floor do not
+#: know each other. docs/project/house.md draws them.
 FLOORS = (
     {"exceptions"},
     {"engine", "engine.clock", "engine.logs", "engine.text_checks"},
@@ -43,12 +43,12 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 #: Nothing of Django is imported below this room.
 FIRST_WITH_DJANGO = "conf"
 FRAMEWORKS = ("django", "django_mongodb_backend", "celery")
-#: Apps of their own, which the core does not know.
+#: Separate apps that the core does not know.
 OPT_IN = {"documents", "versions", "editing", "history"}
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """The modules below *root*, by their full names."""
+    """Return the modules below *root*, by their full names."""
     found = {}
     for path in sorted(root.rglob("*.py")):
         parts = [PACKAGE, *path.relative_to(root).with_suffix("").parts]
@@ -57,7 +57,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(module: str, path: Path) -> Iterator[str]:
-    """The full names of what a module imports: anywhere, also inside functions and for type checkers."""
+    """Yield the full names of a module's imports, also inside functions and for type checkers."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -71,7 +71,8 @@ def imports(module: str, path: Path) -> Iterator[str]:
 
 
 def arrows(root: Path) -> dict[str, set[str]]:
-    """Which of our modules each imports. What a package exports is imported from the package."""
+    """Return the imported modules of ours for each module. A name that a package exports is imported from the
+    package."""
     known = modules(root)
 
     def resolve(name: str) -> str:
@@ -83,7 +84,7 @@ def arrows(root: Path) -> dict[str, set[str]]:
 
 
 def room(module: str) -> str:
-    """The part of the package that a module belongs to."""
+    """Return the part of the package that a module belongs to."""
     parts = module.split(".")
     if parts[1:2] == ["engine"]:
         return ".".join(parts[1:3])  # the engine has floors of its own
@@ -107,7 +108,7 @@ def wrong_arrows(root: Path) -> list[str]:
 
 
 def complain(here: str, name: str) -> str:
-    """Say what is wrong with an import, if anything."""
+    """Return the fault of an import, if any."""
     top = name.partition(".")[0]
     if top in FRAMEWORKS and FLOOR[here] < FLOOR[FIRST_WITH_DJANGO]:
         return "there is no Django below this line"
@@ -122,7 +123,7 @@ def complain(here: str, name: str) -> str:
 
 
 def circles(root: Path) -> list[tuple[str, ...]]:
-    """The groups of modules that import one another, by whatever way."""
+    """Return the groups of modules that import each other, directly or not."""
     graph = arrows(root)
     reached: dict[str, set[str]] = {}
     for module in graph:
@@ -145,7 +146,7 @@ def test_imports_go_one_way() -> None:
 
 @pytest.mark.long
 def test_no_modules_import_one_another() -> None:
-    """Not even by way of others, inside functions or for type checkers."""
+    """No modules import each other, also not through others, inside functions or for type checkers."""
     assert circles(ROOT) == []
 
 
@@ -157,12 +158,12 @@ def test_nothing_in_the_core_knows_what_stands_beside_it() -> None:
 
 #: Names that Django gives to a class inside another one, or in a module of its own.
 DJANGOS = {"Meta", "Media", "Command", "Migration"}
-#: Where a class begins.
+#: The beginning of a class.
 CLASS = re.compile(r"^ *class (\w+)[(:]", re.MULTILINE)
 
 
 def defined_twice(root: Path) -> dict[str, list[str]]:
-    """The names that several classes have, and where they are defined."""
+    """Return the names of several classes, with their modules."""
     found: dict[str, list[str]] = {}
     for module, path in modules(root).items():
         for name in CLASS.findall(path.read_text()):
@@ -172,7 +173,7 @@ def defined_twice(root: Path) -> dict[str, list[str]]:
 
 
 def test_a_name_is_one_class() -> None:
-    """Who reads the name of a class knows which one is meant."""
+    """The name of a class is unique."""
     assert defined_twice(ROOT) == {}
 
 
@@ -195,7 +196,7 @@ def test_a_name_of_two_classes_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_an_arrow_that_turns_round_is_found(tmp_path: Path, path: str, source: str, arrow: str) -> None:
-    """The tests above can fail: a planted import is found, wherever it stands."""
+    """The tests above can fail. An import is found anywhere in a file."""
     planted = tmp_path / path
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(source)
@@ -204,7 +205,7 @@ def test_an_arrow_that_turns_round_is_found(tmp_path: Path, path: str, source: s
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:
-    """Of three modules, in a type checker's import and inside a function."""
+    """A circle of three modules is found through a type checker's import and an import inside a function."""
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine/a.py").write_text("from . import b")
     (tmp_path / "engine/b.py").write_text("if TYPE_CHECKING:\n    from .c import C")
@@ -217,13 +218,13 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
 
 
 def test_the_page_draws_the_floors() -> None:
-    """With the rooms of FLOORS on each, numbered from the ground up."""
+    """The page draws each floor with its rooms in FLOORS, numbered from the ground up."""
     lines = re.findall(r"^ ?(\d+)   ([\w.]+(?:  [\w.]+)*)(?:   .*)?$", PAGE.read_text(), re.MULTILINE)
     assert [(int(number), set(rooms.split())) for number, rooms in reversed(lines)] == list(enumerate(FLOORS, start=1))
 
 
 def test_the_page_names_what_exists() -> None:
-    """Every file, and in it the functions and classes that the page says are there."""
+    """Every file on the page exists, with the named functions and classes."""
     text = PAGE.read_text()
     named = [(re.findall(r"`(\w+)", names), file) for names, file in [*PATH.findall(text), *IN_FILE.findall(text)]]
     assert len(named) > 20

@@ -1,4 +1,4 @@
-"""Asking for a lock and taking it, in the admin and by command: what is said before, what is done, what is kept."""
+"""Requesting and forcing releases, in the admin and by command, with the warnings, the effects, and the records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def message(key: str) -> str:
 
 
 class TestThePage:
-    """It says what will happen, to whom, and since when they hold it; nothing happens before."""
+    """The page shows the effect, the holders and their times before anything happens."""
 
     @pytest.mark.parametrize("action", ACTIONS)
     def test_says_who_and_since_when(self, locks: Locks, admin: Client, action: str) -> None:
@@ -61,7 +61,7 @@ class TestThePage:
 
     @pytest.mark.parametrize("action", ACTIONS)
     def test_no_holder_chosen(self, locks: Locks, admin: Client, action: str) -> None:
-        """All ticks were taken away: nothing is done, and that is said."""
+        """If no holder is selected, nothing is done, and the page says so."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         response = admin.post(ACTIONS[action], {"reason": "x"}, follow=True)
         assert notes(response) == "No holder was selected. Nothing was changed."
@@ -69,10 +69,10 @@ class TestThePage:
 
 
 class TestTheReason:
-    """A release is not forced without one; it is kept, and the holder and the signal get it."""
+    """A forced release needs a reason. The reason is recorded, and the holder and the signal get it."""
 
     def test_force_needs_one(self, locks: Locks, admin: Client) -> None:
-        """Without a reason the page comes again, with what was shown; nothing is done."""
+        """Without a reason the same page is shown again, and nothing is done."""
         locks.held("k")
         page = select(admin, "force_release", "k")
         for reason in ("", "   ", "x" * 201):
@@ -83,7 +83,7 @@ class TestTheReason:
         assert not LogEntry.objects.exists()
 
     def test_again_only_for_those_who_were_shown(self, locks: Locks, admin: Client) -> None:
-        """The holder changed meanwhile: the page that comes again is not suddenly about somebody else."""
+        """The holder changed meanwhile. The repeated page does not turn to another holder."""
         locks.held("a")
         locks.add("b", [entry(n, mode="shared") for n in (1, 2)])
         page = select(admin, "force_release", "a", "b")
@@ -99,7 +99,7 @@ class TestTheReason:
         assert "2 locks were not changed because their holders have changed" in notes(gone)
 
     def test_it_is_kept(self, locks: Locks, admin: Client) -> None:
-        """In the log of the admin, and for the receivers of the signal."""
+        """The reason is kept in the log of the admin, and passed to the receivers of the signal."""
         locks.held("k")
         with heard(lock_forced) as told:
             page = select(admin, "force_release", "k")
@@ -112,7 +112,8 @@ class TestTheReason:
         assert facts["reason"].startswith("web-3 hangs")
 
     def test_the_holder_learns_it(self, locks: Locks, admin: Client) -> None:
-        """Who asks, where and why; without a reason, who and where."""
+        """The holder learns the requester, the place and the reason. Without a reason, the holder learns the other
+        two."""
         locks.held("a", "b")
         page = select(admin, "ask_to_release", "a", "b")
         done = admin.post(ASK, {**fields_of(page), "reason": "we deploy"}, follow=True)
@@ -128,12 +129,12 @@ class TestTheReason:
 
 
 class TestWhoIsMeant:
-    """Those who were shown and chosen, and nobody else."""
+    """Only the shown and chosen holders are affected."""
 
     @pytest.mark.long
     @pytest.mark.parametrize("action", ACTIONS)
     def test_one_of_several(self, locks: Locks, admin: Client, action: str) -> None:
-        """Of the holders of one lock, single ones can be chosen."""
+        """Single holders of a lock can be chosen."""
         locks.add("k", [entry(n, mode="semaphore", capacity=3) for n in (1, 2, 3)])
         page = select(admin, action, "k")
         fields = fields_of(page)
@@ -149,11 +150,12 @@ class TestWhoIsMeant:
 
 
 class TestTheHistory:
-    """What happened to a lock is on its page, and in a list of all."""
+    """The events of a lock are on its page, and in a list of all events."""
 
     @pytest.mark.long
     def test_list(self, history: Any, admin: Client, commands: Commands) -> None:
-        """The latest first; by kind, by the start of a key, by a pattern; two commands at most."""
+        """The list has the latest first, can be filtered by kind, by the start of a key and by a pattern, and needs two
+        commands at most."""
         for key in ("order:1", "order:2", "ad:1"):
             with mongo_lock(key):
                 pass
@@ -184,10 +186,10 @@ class TestTheHistory:
 
 
 class TestTheCommand:
-    """`release_lock` says who and why as well."""
+    """`release_lock` records the author and the reason as well."""
 
     def test_one_of_several(self, locks: Locks) -> None:
-        """By its fencing token, which `list_locks` and the admin show."""
+        """A holder is chosen by its fencing token. `list_locks` and the admin show the token."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         run("release_lock", "k", "--no-input", "--token", str(TOKEN + 2))
         assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 1]
@@ -198,7 +200,7 @@ class TestTheCommand:
         assert locks.read("k")["holders"][0]["release_requested_by"]
 
     def test_many_holders(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All of them are asked, by a user of a container who has no name; and all lose the lock."""
+        """All holders are asked, even by a user of a container without a name, and all lose the lock."""
         monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("getpwuid(): uid not found")))
         locks.add("k", [entry(n, mode="shared") for n in range(12)])
         assert "12 asked" in run("release_lock", "k", "--ask")[0]
@@ -209,7 +211,7 @@ class TestTheCommand:
         assert locks.read("k")["holders"] == []
 
     def test_damaged(self, locks: Locks) -> None:
-        """The error of a damaged document says so, as that of the other commands that work with locks."""
+        """The error of a damaged document names the damage, as in other commands."""
         locks.add("k", [entry(1)], change={"token": 1.5})
         for command, code in (
             ("release_lock k --no-input", 1),
@@ -223,7 +225,7 @@ class TestTheCommand:
 
 @pytest.mark.long
 def test_the_holder_is_asked_and_does_as_it_sees_fit(locks: Locks) -> None:
-    """The holder learns of it at its next renewal: by its lock, its callback and a signal, once each."""
+    """The holder learns of the request at its next renewal, once each by its lock, its callback and a signal."""
     called: list[Any] = []
     with heard(lock_release_requested) as told, mongo_lock("k", lease=1, on_release_requested=called.append) as lock:
         before = lock.release_requested
@@ -238,7 +240,7 @@ def test_the_holder_is_asked_and_does_as_it_sees_fit(locks: Locks) -> None:
 
 
 def test_the_orm_asks(locks: Locks) -> None:
-    """One lock, or all that a query finds; who is not held is not asked."""
+    """One lock, or all locks of a query, can be asked. Free locks are left out."""
     locks.held("order:1", "order:2", "ad:1")
     locks.free("order:3")
     assert Lock.objects.filter(key__startswith="order:").ask_to_release("me") == 2
@@ -248,7 +250,8 @@ def test_the_orm_asks(locks: Locks) -> None:
 
 
 def test_release_lock_takes_a_lock_from_its_holder(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
-    """By hand, by its whole key. The holder learns of its loss, and the log says who did it, with Django's default."""
+    """The command needs the whole key. The holder learns of its loss, and the log names the author, with Django's
+    default logging."""
     lock = mongo_lock("order:5").acquire()
     with pytest.raises(CommandError, match="--no-input"):
         run("release_lock", "order:5")
@@ -265,7 +268,7 @@ def test_release_lock_takes_a_lock_from_its_holder(locks: Locks, caplog: pytest.
 
 
 def test_what_is_said_fits(locks: Locks) -> None:
-    """Of who asks and why, the holder gets as much as is stored; a token is of a key, whatever number it is."""
+    """The stored text of requester and reason is cut to its limit. A token belongs to a key, whatever its number."""
     locks.held("k")
     run("release_lock", "k", "--ask", "--by", "anna", "--reason", "x" * 256)
     assert locks.read("k")["holders"][0]["release_requested_by"] == f"anna: {'x' * 250}"

@@ -1,4 +1,4 @@
-"""The wheel in a fresh environment, where this checkout is not: what a stranger gets. Needs the network."""
+"""Test the wheel in a fresh environment without this checkout, as a stranger gets it. This test needs the network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Outside:
         self._checked([*pip, *wanted])
 
     def run(self, *arguments: str) -> str:
-        """Run this environment's Python in the folder; return what it said. Fails where it does."""
+        """Run this environment's Python in the folder, and return its output. A failure of it fails the test."""
         return self._checked([self.python, *arguments])
 
     def _checked(self, command: list[str]) -> str:
@@ -59,7 +59,7 @@ class Outside:
 
 @pytest.fixture
 def outside(tmp_path: Path, mongo_uri: str) -> Iterator[Outside]:
-    """The project, with nothing installed yet, and a database that does not exist yet."""
+    """Return the project with nothing installed yet, and with a database that does not exist yet."""
     name = f"outside_{uuid.uuid4().hex[:12]}"
     ours = {"PYTHONPATH", "VIRTUAL_ENV", "MYPYPATH", "PYTHONHOME"}
     environment = {key: value for key, value in os.environ.items() if key not in ours and "COVERAGE" not in key}
@@ -72,7 +72,7 @@ def outside(tmp_path: Path, mongo_uri: str) -> Iterator[Outside]:
 
 
 def test_plain(packages: Packages, outside: Outside) -> None:
-    """The README's settings are enough, nothing optional is needed, and templates and styles are there."""
+    """The README's settings are enough. Nothing optional is needed, and templates and styles are there."""
     outside.install(str(packages.wheel))
     outside.run("-m", "django", "migrate", "--verbosity", "0")
     outside.run("-m", "django", "migrate", "--database", "locks", "--verbosity", "0")
@@ -84,7 +84,8 @@ def test_plain(packages: Packages, outside: Outside) -> None:
 
 
 def test_sdist_with_extras(packages: Packages, outside: Outside) -> None:
-    """The same of the sdist; each extra brings what its module imports; the pytest plugin is found by itself."""
+    """The sdist works like the wheel. Each extra brings the imports of its module, and pytest finds the plugin by
+    itself."""
     extras = {
         "celery": "celery",
         "opentelemetry": "opentelemetry",

@@ -1,4 +1,5 @@
-"""Keys: from model instances and from templates. Different calls never meet; what makes no key is refused."""
+"""Keys from model instances and from templates. Different calls never share a key. Values that make no key are
+refused."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from django_mongolock.engine.text_checks import check_key
 from django_mongolock.keys import KeyTemplate, call_arguments, escape, lock_key, model_key
 from testproject.shop.models import Ad, Order, Seller
 
-#: Characters that could blur the borders of a value: separators, the escape, marks that compose, what NFC makes
-#: of some (U+037E becomes a semicolon, U+2126 an omega), braces.
+#: Characters that could blur the borders of a value: separators, the escape, combining marks, characters that NFC
+#: changes into others (U+037E becomes a semicolon, U+2126 an omega), and braces.
 TRICKY = st.text(st.sampled_from([*SEPARATORS, "%", "3", "A", "{", "}", "e", "\u0301", "\u0338", "\u037e", "\u2126"]))
 VALUES = st.one_of(TRICKY, st.text(st.characters(exclude_categories=["Cs", "Cc"])), st.integers(), st.uuids())
 TEMPLATES = ["{a}:{b}", "{a}={b}={c}", "{a}:{{{b}", "x{a}#fixed,{b}|{c}y"]
@@ -37,7 +38,7 @@ def fill(template: str, /, **values: Any) -> str:
 
 
 def meaning(values: tuple[Any, ...]) -> list[str]:
-    """What values say: 5 and "5" are the same order, and so are the two ways to write é."""
+    """Return the meaning of *values*. 5 and "5" are the same order, and the two ways to write é are the same text."""
     return [unicodedata.normalize("NFC", str(value)) for value in values]
 
 
@@ -51,7 +52,7 @@ class TestTemplates:
     def test_different_arguments_make_different_keys(
         self, template: str, left: tuple[Any, ...], right: tuple[Any, ...]
     ) -> None:
-        """No two calls with different arguments share a key, whatever characters the arguments have."""
+        """Two calls with different arguments never share a key, whatever their characters."""
         used = len(KeyTemplate(template).names)
         assume(meaning(left[:used]) != meaning(right[:used]))
         keys = [KeyTemplate(template).fill(dict(zip("abc", values, strict=True))) for values in (left, right)]
@@ -88,7 +89,7 @@ class TestTemplates:
             KeyTemplate(template)
 
     def test_unknown_parameter(self) -> None:
-        """A field that is no parameter of the function is an error at once, which names those that there are."""
+        """A field that is no parameter of the function is an error at once. The error names the parameters."""
 
         def pay(request: object, order_id: int) -> None: ...
 
@@ -108,7 +109,7 @@ class TestTemplates:
         ],
     )
     def test_missing_value(self, template: str, values: dict[str, Any], problem: str) -> None:
-        """A call without the named value is an error that says the field, not a key without it."""
+        """A call without the named value is an error that names the field."""
         with pytest.raises(ValueError, match="key template .*" + problem):
             fill(template, **values)
 
@@ -128,7 +129,7 @@ class TestTemplates:
         ],
     )
     def test_value_without_a_key(self, value: object, problem: str) -> None:
-        """What has no text that two processes agree on is refused, and the message names the template."""
+        """A value without a text that two processes agree on is refused. The message names the template."""
         with pytest.raises(TypeError, match="key template 'x:{a}'.*" + problem):
             fill("x:{a}", a=value)
 
@@ -156,7 +157,7 @@ class TestEscape:
         ],
     )
     def test_text(self, value: object, text: str) -> None:
-        """F54: values are literal; only the separators and the escape itself are written otherwise."""
+        """F54: Values are literal. Only the separators and the escape itself are encoded."""
         assert escape(value) == text
 
 
@@ -178,11 +179,11 @@ class TestModelKey:
         ids=["int", "str", "ObjectId", "lazy"],
     )
     def test_key(self, instance: models.Model, key: str) -> None:
-        """The concrete model's label and the primary key, of any type, escaped."""
+        """The key has the concrete model's label and the escaped primary key of any type."""
         assert model_key(instance) == key
 
     def test_other_primary_keys(self) -> None:
-        """UUIDs and composite keys too; a part of a composite key cannot pass for two."""
+        """UUIDs and composite keys make keys, too. A part of a composite key cannot pass for two."""
         parcel = table("Parcel", id=models.UUIDField(primary_key=True))
         line = table(
             "Line",

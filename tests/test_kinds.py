@@ -1,6 +1,6 @@
-"""A kind of locks is one class: what is added to the kinds is in every list, page, count and check.
+"""A kind of locks is one class. Each added kind is in every list, page, count and check.
 
-What the commands and the pages do with another kind, the tests of document locks show: documents/test_looking.py.
+The tests of document locks (documents/test_looking.py) show the commands and pages with another kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = WITH_MONGO
 
 
 class Rooms:
-    """Locks on meeting rooms, which this process keeps in a dictionary: who is in which room, and for how long."""
+    """Locks on meeting rooms, kept in a dictionary of this process with the person and the time of each room."""
 
     name, title = "rooms", "rooms"
     model = alias = None
@@ -80,7 +80,7 @@ class Rooms:
 
 @pytest.fixture
 def rooms(locks: Locks) -> Iterator[Rooms]:
-    """A third kind, beside a named lock and the documents of the demo."""
+    """Return a third kind, beside a named lock and the documents of the demo."""
     locks.held("k")
     found = Rooms(blue=("anna", 60.0), green=("ben", -5.0))
 
@@ -98,7 +98,7 @@ def of_rooms(text: str) -> Any:
 
 
 def test_list(rooms: Rooms) -> None:
-    """As a table with the same columns, and as JSON with the same fields."""
+    """The list is a table with the same columns, or JSON with the same fields."""
     text = run("list_locks")
     assert re.search(r"Rooms:\nKEY +STATE +HOLDER +HELD FOR +LEFT\nblue +held +anna +5\.0 s +1 min 0 s", text)
     assert "green" not in text
@@ -122,7 +122,8 @@ class TestAdmin:
         assert '<bdi class="mongolock-key">12345</bdi>' in client.post(f"{ADMIN}others/", chosen).content.decode()
 
     def test_foreign_text(self, rooms: Rooms) -> None:
-        """What hides or reverses text is shown by its code, on the page, in the confirmation and in the messages."""
+        """Characters that hide or reverse text are shown by their codes, on the page, in the confirmation and in the
+        messages."""
         rooms.rooms = {"blue\u202e": ("anna\u2066", -60.0)}
         client = browser("view_lock", "force_release_lock", "clear_document_lock")
         chosen = {"force": "selected", "lock": '["rooms", "blue\\u202e", "anna\\u2066"]'}
@@ -132,9 +133,9 @@ class TestAdmin:
             assert ("blue\\u202e" in text, "anna\\u2066" in text) == (True, True)
 
     def test_held_only(self, locks: Locks, rooms: Rooms) -> None:
-        """Where only locks of other kinds are held, the dashboard does not say that none was acquired."""
+        """If only locks of other kinds are held, the dashboard does not say that no lock was acquired."""
         locks.collection.delete_many({})
-        del rooms.rooms["green"]  # stale, which is a problem
+        del rooms.rooms["green"]  # stale and therefore a problem
         page = browser("view_lock").get(DASHBOARD).content.decode()
         assert "<bdi>rooms</bdi>" in page
         assert "No lock was acquired recently" not in page
@@ -150,7 +151,7 @@ class TestAdmin:
 
     @pytest.mark.parametrize("page", [DASHBOARD, f"{ADMIN}status/", f"{ADMIN}others/"])
     def test_a_wrong_place(self, page: str, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A kind whose model is not in MongoDB hides no other: its error is shown."""
+        """A kind with a model outside of MongoDB hides no other, and its error is shown."""
 
         def fail(*arguments: Any) -> Any:
             raise ImproperlyConfigured("rooms are not in MongoDB")
@@ -162,7 +163,7 @@ class TestAdmin:
         assert "rooms are not in MongoDB" in response.content.decode()
 
     def test_another_holder_since(self, rooms: Rooms) -> None:
-        """If each of the selected locks has another holder by now, that is said: not that none is held."""
+        """If each of the selected locks has another holder by now, the page says that, and not that none is held."""
         client = browser("clear_document_lock", "force_release_lock")
         form = {"force": "selected", "lock": json.dumps(["rooms", "blue", "ben"]), "reason": "x"}
         for address in ("others", "force-release"):
@@ -186,21 +187,22 @@ class TestAdmin:
         assert "rooms are not in MongoDB" in client.post(address, form, follow=True).content.decode()
 
     def test_links_keep_the_filters(self, rooms: Rooms) -> None:
-        """The link of a holder adds to what is chosen, and that of a state changes nothing else."""
+        """The link of a holder adds to the filters. The link of a state changes only the state."""
         page = browser("view_lock").get(f"{ADMIN}others/?kind=rooms&state=held&owner=anna").content.decode()
         links = [unescape(each) for each in re.findall(r'href="(\?[^"]*)"', page)]
         assert "?kind=rooms&state=held&owner=anna" in links
         assert "?kind=rooms&state=stale&owner=anna" in links
 
     def test_a_count_that_was_cut(self, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The dashboard does not say "1000" of what may be more."""
+        """The dashboard does not say "1000" of a count that was cut."""
         monkeypatch.setattr(Rooms, "counts", lambda self: Counts(self.name, stale=1_000, damaged=3, more=True))
         page = browser("view_lock").get(DASHBOARD).content.decode()
         assert "≥ 1000 locks of “rooms” are stale" in page
         assert "≥ 3 locks of “rooms” are damaged" in page
 
     def test_named_locks_need_their_own_right(self, rooms: Rooms, locks: Locks) -> None:
-        """Who may clear what is stale of other kinds neither clears nor sees named locks with the same forms."""
+        """A user with the right to clear stale locks of other kinds neither clears nor sees named locks with the same
+        forms."""
         locks.stale("stale")
         client = browser("clear_document_lock", "force_release_lock")
         named = json.dumps(["locks", "k", [TOKEN + 1]])
@@ -216,5 +218,5 @@ class TestAdmin:
 
 
 def test_checks(rooms: Rooms) -> None:
-    """What it has to say is among the checks of the database."""
+    """The checks of a kind are among the checks of the database."""
     assert "rooms.I001" in [found.id for found in check_kinds(app_configs=None, databases=["mongo"])]

@@ -1,4 +1,4 @@
-"""What a run leaves out: said in one sentence, and a failure in CI. Runs of pytest in a project of their own."""
+"""The sentence about left-out tests, and the failure in CI. The tests run pytest in a project of their own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Run = Callable[..., pytest.RunResult]
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the modules with the plugin, on a machine without a Docker engine."""
+    """Return a function that runs modules with the plugin, on a machine without a Docker engine."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
@@ -60,7 +60,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.mark.long
 def test_the_sentence_for_dev_py(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of pytest-xdist all leave a module out: that is one. dev.py gets the sentence in a file."""
+    """A module that all workers of pytest-xdist leave out counts once. dev.py gets the sentence in a file."""
     monkeypatch.setenv(left_out.FILE, "sentence")
     assert "left out" not in run("module", "passes", arguments=("-n", "2")).stdout.str()
     assert (pytester.path / "sentence").read_text() == "left out: 1 for the reasons that pytest gives"
@@ -72,7 +72,7 @@ def test_the_sentence_for_dev_py(run: Run, pytester: pytest.Pytester, monkeypatc
 @pytest.mark.long
 @pytest.mark.parametrize("distributed", [(), ("-n", "2")], ids=["here", "xdist"])
 def test_in_ci_it_is_a_failure(run: Run, distributed: tuple[str, ...]) -> None:
-    """A test that is left out has failed, by its mark or by its fixture; xfail is no test that is left out."""
+    """A left-out test has failed, by its mark or by its fixture. xfail does not count as left out."""
     result = run("redis", "docker", "passes", "xfail", ci=True, arguments=distributed)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*left out in CI (needs Redis): *", "*1 passed, 1 xfailed, 3 errors*"])

@@ -1,4 +1,4 @@
-"""What Prometheus and OpenTelemetry see of the locks of this process."""
+"""The metrics of this process's locks in Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ Number = Callable[..., float]
 
 @pytest.fixture(params=["prometheus", "opentelemetry"])
 def number(request: pytest.FixtureRequest, mongolock: MemoryLocks) -> Number:
-    """number("acquired", template="a"): what that instrument stands at; how often, for a histogram."""
+    """Return a function such as number("acquired", template="a"). The result is the value of the instrument, or the
+    count of a histogram."""
     if request.param == "prometheus":
         registry = CollectorRegistry()
         metrics: Any = PrometheusMetrics(registry)
@@ -109,7 +110,7 @@ class TestNumbers:
         assert number("held", **labels) == 0
 
     def test_conflicts_and_retries(self, number: Number) -> None:
-        """By what was to be written; an error of the database itself does not say what that was."""
+        """Conflicts are counted by the model of the write. An error of the database itself does not name the model."""
         errors = [OperationalError(1213, "Deadlock found"), lost_race(Rate(pk="EUR"), 1), lost_race(Rate(pk="EUR"), 1)]
 
         @retry_on_conflict(attempts=3, backoff=0.001)
@@ -124,7 +125,7 @@ class TestNumbers:
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:the test has left locks behind")
     def test_a_lock_that_was_not_released(self, number: Number) -> None:
-        """The gauge comes back to zero, whatever way a lock ends."""
+        """The gauge comes back to zero, however a lock ends."""
         mongo_lock("a").acquire()
         assert eventually(lambda: number("held", template="other", **EXCLUSIVE) == 0)
 
@@ -159,7 +160,8 @@ class TestNumbers:
             assert number("held", template=template, mode=mode) == 1
 
     def test_a_decorated_function(self, number: Number) -> None:
-        """Its name, where it has no template: that is one key for all its calls."""
+        """A decorated function without a template uses its name as the template, because all its calls share one
+        key."""
 
         @mongo_locked()
         def nightly() -> None: ...
@@ -194,7 +196,7 @@ class TestSpans:
         assert spans._held == {}
 
     def test_a_free_lock(self, provider: TracerProvider, ended: Callable[[], list[ReadableSpan]]) -> None:
-        """Beneath the span of the caller; with the template, without the key."""
+        """The span of a hold is below the caller's span, with the template and without the key."""
         with provider.get_tracer("test").start_as_current_span("view"), mongo_lock(lock_key("order:{pk}", pk=4711)):
             pass
         hold, view = ended()
@@ -244,7 +246,7 @@ class TestActivation:
 
     @pytest.mark.long
     def test_opentelemetry(self, tmp_path: Path) -> None:
-        """What is measured comes to the provider that is set later, as by `opentelemetry-instrument`."""
+        """Measurements reach a provider that is set later, as by `opentelemetry-instrument`."""
         code = """
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
@@ -260,7 +262,7 @@ with mongo_lock('a'): print(reader.get_metrics_data().to_json())
 def test_a_collector_that_fails_breaks_no_lock(
     mongolock: MemoryLocks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its failure is logged, once for each event, by Django."""
+    """The failure of a collector is logged by Django, once for each event."""
     metrics = PrometheusMetrics(CollectorRegistry())
     monkeypatch.setattr(metrics, "change", lambda *args, **labels: 1 / 0)
     metrics.connect()

@@ -1,4 +1,4 @@
-"""Mistakes that newcomers make: each error names the cure."""
+"""Mistakes of newcomers. Each error names the cure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ pytestmark = WITH_MONGO
 
 
 def test_blocking_in_a_coroutine_is_warned_of() -> None:
-    """It works, but a wait would stop every task of the event loop. Each way to do it is told where it is done."""
+    """Blocking works, but would stop every task of the event loop. Each way to block is reported with its place."""
 
     async def block() -> None:
         with mongo_lock("k"):
@@ -75,7 +75,7 @@ def test_blocking_in_a_coroutine_is_warned_of() -> None:
 
 
 def test_a_wrong_setting_does_not_open_the_locks_to_other_apps(settings: Settings) -> None:
-    """Or `migrate` would report the models of all apps, which do not fit into MongoDB."""
+    """Otherwise `migrate` would report the models of all apps, because they do not fit into MongoDB."""
     settings.MONGOLOCK = {"DATABASE": "mongo", "LEASE": "long"}
     assert MongoLockRouter().allow_migrate("mongo", "auth") is False
     assert MongoLockRouter().allow_migrate("mongo", "django_mongolock") is True
@@ -91,7 +91,7 @@ def unmeant(call: Callable[[], Any]) -> str:
 
 
 def test_a_lock_as_a_condition(mongolock: MemoryLocks) -> None:
-    """F227: the object of a lock is no answer to a question."""
+    """F227: A lock object cannot be used as a condition."""
     with pytest.raises(TypeError, match=r"`if lock` does not acquire it: use `if lock.try_acquire\(\)`, or `with`"):
         bool(mongo_lock("k", wait=0))
 
@@ -110,14 +110,14 @@ def test_a_lock_as_a_condition(mongolock: MemoryLocks) -> None:
 def test_what_a_lock_is_not(
     mongolock: MemoryLocks, call: Callable[[Any], Any], error: type[Exception], cure: str
 ) -> None:
-    """F154, F155: the error names the cure."""
+    """F154, F155: The error names the cure."""
     with pytest.raises(error) as caught:
         call(mongo_lock("a"))
     assert cure in str(caught.value)
 
 
 def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> None:
-    """Wherever seconds are taken: in the settings, in options, in methods, in a test."""
+    """A timedelta is taken for every time in seconds, in settings, options, methods and tests."""
     second = timedelta(seconds=1)
     settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 2 * second, "LEASE": 40 * second}
     assert check_settings(app_configs=None) == []
@@ -150,7 +150,8 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
         (lambda: mongo_lock("a", timeout=5), "it could mean two things: use lease= "),  # type: ignore[call-arg]
         (lambda: mongo_semaphore("a", 3, ttl=5), "use lease="),  # type: ignore[call-arg]
         (lambda: mongo_lock("a", blocking=False), "use wait=: wait=0 for a single try"),  # type: ignore[call-arg]
-        # what other locks take: a time in the second place, a number as the key, the options of `threading` and Redis
+        # arguments of other lock libraries, such as a time in the second place, a number as the key, and options of
+        # `threading` and Redis
         (lambda: mongo_lock("a", 10), "did you mean wait=10?"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", False), "did you mean wait=0?"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", timedelta(minutes=1)), "did you mean wait=60.0?"),  # type: ignore[arg-type]
@@ -178,7 +179,7 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
     ],
 )
 def test_what_was_meant(call: Callable[[], Any], cure: str) -> None:
-    """The TypeError of an argument that was meant otherwise says what to write."""
+    """The TypeError of a misunderstood argument shows the right one."""
     assert cure in unmeant(call)
 
 
@@ -198,16 +199,16 @@ def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:
 
 
 def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks, do: Callable[..., Any]) -> None:
-    """In a user's test without a database: both faces say what is missing, rather than that there is no database."""
+    """In a user's test without a database, both methods name the missing MongoDB, not a missing database."""
     with mongo_lock("a") as lock, pytest.raises(LockMisused, match="not kept in MongoDB"):
         do(lock.atomic(), "__enter__")
 
 
-# What a project has forgotten
+# Forgotten parts of a project
 
 
 def test_the_app_is_not_installed(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    """Locks would work, but slower from day to day: without its indexes. The first lock says so."""
+    """Locks would work without the app's indexes, but slower from day to day. The first lock says so."""
     close_backends()
     monkeypatch.setattr(apps, "is_installed", lambda name: name != "django_mongolock")
     with pytest.raises(ImproperlyConfigured, match='put "django_mongolock" into INSTALLED_APPS'):
@@ -217,7 +218,7 @@ def test_the_app_is_not_installed(monkeypatch: pytest.MonkeyPatch, settings: Set
 
 
 def test_the_router_is_missing(settings: Settings, db: None) -> None:
-    """Rather than "no such table"; and with using= it is not needed."""
+    """The error is not "no such table". With using= the router is not needed."""
     settings.DATABASE_ROUTERS = []
     for read in (Lock.objects.count, Lock.objects.held().first, LockEvent.objects.all().exists):
         with pytest.raises(ImproperlyConfigured, match=r'put "django_mongolock.router.MongoLockRouter" first into'):
@@ -226,7 +227,7 @@ def test_the_router_is_missing(settings: Settings, db: None) -> None:
 
 
 def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.MonkeyPatch, mongolock: MemoryLocks) -> None:
-    """Where Celery is not imported, no task runs that could come back: the lock is busy, nothing else is wrong."""
+    """Without Celery, no task runs that could be retried. The lock is busy, and nothing else is wrong."""
 
     @mongo_locked("a", on_contention="retry", wait=0)
     def call() -> None: ...
@@ -237,7 +238,7 @@ def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.Monkey
         call()
 
 
-# Servers that do not answer: which, why, and what to look at
+# Servers that do not answer, with the reason and the place to look
 
 
 @pytest.mark.long
@@ -263,7 +264,7 @@ def test_a_server_that_cannot_be_reached_is_named(mongo_uri: str, uri: str, said
 
 
 def described(*servers: ServerDescription, kind: str = "ReplicaSetNoPrimary") -> str:
-    """What is said of a client that knows these servers."""
+    """Return the text about a client that knows *servers*."""
     known = {server.address: server for server in servers}
     number = getattr(TOPOLOGY_TYPE, kind)
     topology = TopologyDescription(number, known, "rs0", None, None, TopologySettings())
@@ -271,13 +272,14 @@ def described(*servers: ServerDescription, kind: str = "ReplicaSetNoPrimary") ->
 
 
 def server(host: str, **hello: Any) -> ServerDescription:
-    """A member of a replica set that answers."""
+    """Return a member of a replica set that answers."""
     answer: Any = {"ok": 1, "setName": "rs0", "maxWireVersion": 17, **hello}
     return ServerDescription((host, 1), Hello(answer))
 
 
 def test_a_wait_that_failed_tells_how_long_it_was(mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F153: from the call on, however many commands there were; also after it was sent to another process."""
+    """F153: The time counts from the call, however many commands there were, even if the error was sent to another
+    process."""
     lock = mongo_lock("a", wait=10)
     session: Any = lock._current_session()
     later = itertools.count(session.now(), 11)
@@ -288,7 +290,7 @@ def test_a_wait_that_failed_tells_how_long_it_was(mongolock: MemoryLocks, monkey
 
 
 def test_members_of_a_replica_set_are_named_with_their_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a primary one waits for an election; with one, the server or the network is slow."""
+    """Without a primary, there is an election to wait for. With one, the server or the network is slow."""
     away = ServerDescription(("c", 3), error=AutoReconnect("c:3: timed out"))
     secondaries = [server("a", secondary=True), server("b", secondary=True)]
     said = described(*secondaries, away)
@@ -302,7 +304,7 @@ def test_members_of_a_replica_set_are_named_with_their_roles(monkeypatch: pytest
     assert "h2:1 (no answer) and 4 more." in described(*many)
 
 
-# on_contention: refused where it is written, not under the first contention
+# on_contention, refused at decoration, not under the first contention
 
 
 def function(name: str, extra: int = 0) -> None: ...
@@ -328,7 +330,7 @@ def with_all(*args: Any, **kwargs: Any) -> None: ...
     ],
 )
 def test_a_policy_of_the_wrong_arity_is_refused_at_decoration(called: Any, policy: Callable[..., Any]) -> None:
-    """It takes the error, and then whatever the call may have."""
+    """A policy takes the error, and then any arguments of the call."""
     said = unmeant(lambda: mongo_locked("k", on_contention=policy)(called))
     assert "def busy(error, *args, **kwargs)" in said
 
@@ -345,7 +347,7 @@ def test_a_policy_of_the_wrong_arity_is_refused_at_decoration(called: Any, polic
     ],
 )
 def test_a_policy_that_fits(called: Any, policy: Callable[..., Any]) -> None:
-    """In any way in which the call may be made."""
+    """A policy fits any way in which the call may be made."""
     mongo_locked("k", on_contention=policy)(called)
 
 
@@ -353,7 +355,8 @@ def test_a_policy_that_fits(called: Any, policy: Callable[..., Any]) -> None:
 
 
 def test_a_locked_command_is_checked_where_it_is_written() -> None:
-    """Its on_contention is another one than that of mongo_locked; its key and its options are those of a lock."""
+    """The on_contention of a locked command differs from that of mongo_locked. The key and the options are those of a
+    lock."""
     with pytest.raises(ValueError, match=r'Command\.on_contention is "fail" or "skip", not \'respond\''):
         type("Command", (LockedCommand,), {"on_contention": "respond"})
     with pytest.raises(ValueError, match="key template"):
@@ -363,11 +366,11 @@ def test_a_locked_command_is_checked_where_it_is_written() -> None:
 
 
 class UserLockAdmin(DocumentLockAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    """Without its document_lock."""
+    """An admin without its document_lock."""
 
 
 def test_an_admin_without_what_it_is_about_fails_the_check() -> None:
-    """No lock, the lock of another model, a model without a version."""
+    """An admin without a lock, with the lock of another model, or with a model without a version fails the check."""
     site = admin.AdminSite()
 
     def ids(kind: type[admin.ModelAdmin[Any]], model: Any) -> list[str | None]:
@@ -409,7 +412,7 @@ def with_a_key(number: int) -> None: ...
 
 
 def test_a_lock_that_all_calls_share() -> None:
-    """Probably the key was forgotten, if the calls have arguments; a key without a field says that it was not."""
+    """If the calls have arguments, the key was probably forgotten. A key without a field shows that it was meant."""
     said = [found for found in check_shared_locks(app_configs=None) if "tests.test_mistakes." in found.msg]
     (found,) = said
     assert found.id == "mongolock.W009"
@@ -429,7 +432,7 @@ urlpatterns = [path("<int:pk>/", late)]
 
 
 def test_what_only_views_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    """The checks import the views themselves: Django's own one, which does, may come after them."""
+    """The checks import the views themselves, because Django's own check, the usual importer, may come later."""
     (tmp_path / "late_views.py").write_text(LATE_VIEWS)
     monkeypatch.syspath_prepend(tmp_path)
     settings.ROOT_URLCONF = "late_views"

@@ -1,4 +1,5 @@
-"""The Lock model: what is held is what the server says, nothing is written through the ORM, and nothing breaks it."""
+"""The Lock model shows the state of the server. Nothing is written through the ORM, and no document breaks the
+model."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ pytestmark = WITH_MONGO
 
 @pytest.fixture
 def three(locks: Locks) -> Locks:
-    """One lock that is held and waited for, one that is stale and was waited for, one that is free."""
+    """Return one lock that is held and waited for, one that is stale and was waited for, and one that is free."""
     locks.add("held", [entry(1, owner="job-1", user="anna", label="nightly")], [waiter(2), waiter(3)])
     locks.add("stale", [entry(4, left=-60)], [waiter(5, left=-30)])
     locks.add("free")
@@ -52,15 +53,15 @@ class TestQueries:
     """held(), stale() and waited_for() sort the locks by the server's clock."""
 
     def test_sorted(self, three: Locks) -> None:
-        """Each lock is in one state; those who wait count only as long as their place in the queue lives."""
+        """Each lock is in one state. Waiters count only as long as their places in the queue live."""
         assert keys(Lock.objects.held()) == ["held"]
         assert keys(Lock.objects.stale()) == ["stale"]
         assert keys(Lock.objects.free()) == ["free"]
         assert keys(Lock.objects.waited_for()) == ["held"]
 
     def test_kept(self, locks: Locks) -> None:
-        """What is only kept for a minimum hold is neither held nor stale: nobody is at work, and nobody died. When that
-        is over, the lock is free."""
+        """A lock that is only kept for a minimum hold is neither held nor stale, because nobody is at work and nobody
+        died. After the hold, the lock is free."""
         locks.add("kept", [entry(1, released=now(), owner="me")])
         locks.add("over", [entry(2, left=-5, released=now(), owner="me")])
         locks.add("both", [entry(3, mode="shared", released=now(), owner="me"), entry(4, mode="shared")])
@@ -74,7 +75,7 @@ class TestQueries:
         assert keys(Lock.objects.held()) == ["held"]
 
     def test_like_any_model(self, three: Locks) -> None:
-        """Filters reach into the holders; order, values, counts and lookups by key work."""
+        """Filters reach into the holders. Order, values, counts and lookups by key work."""
         assert keys(Lock.objects.filter(holders__host="web-1")) == ["held", "stale"]
         assert keys(Lock.objects.filter(holders__owner="job-1")) == ["held"]
         assert keys(Lock.objects.filter(waiters__pid=4_003)) == ["held"]
@@ -102,7 +103,7 @@ class TestQueries:
         ],
     )
     def test_what_no_snapshot_has(self, three: Locks, narrow: Callable[[LockQuerySet], Any]) -> None:
-        """What is more than a condition and an order is refused, rather than left out."""
+        """A query that is more than a condition and an order is refused. No part of it is ignored."""
         found = narrow(Lock.objects.held())
         list(found)
         with pytest.raises(NotSupportedError, match="slice"):
@@ -125,7 +126,7 @@ class TestQueries:
 
 
 class TestReadOnly:
-    """Locks change only by the engine's rule; all else is an error that says what to do."""
+    """Locks change only by the engine's rule. Every other change is an error with the cure."""
 
     @pytest.mark.parametrize(
         "write",
@@ -153,7 +154,7 @@ class TestReadOnly:
         ],
     )
     def test_refused(self, three: Locks, write: Callable[[], object]) -> None:
-        """F93: each way to write locks or events through the ORM is refused, and changes nothing."""
+        """F93: Each way to write locks or events through the ORM is refused, and changes nothing."""
         before = list(three.collection.find().sort("_id", 1))
         with pytest.raises(NotSupportedError, match=r"mongo_lock|force_release|HISTORY|push out"):
             write()
@@ -170,10 +171,10 @@ class TestReadOnly:
 
 
 class TestForceRelease:
-    """Taking a lock from its holder, who learns of it; never from the next one."""
+    """A forced release takes a lock from its holder, and the holder learns of it. The next holder is safe."""
 
     def test_holder_learns(self, locks: Locks) -> None:
-        """The holder's next renewal finds it; the next waiter is let in."""
+        """The holder's next renewal finds the loss, and the next waiter is let in."""
         lost = threading.Event()
         with ThreadPoolExecutor(1) as elsewhere:
             lock = elsewhere.submit(mongo_lock("k", lease=0.9, on_lost=lambda _lock: lost.set()).acquire).result()
@@ -185,14 +186,14 @@ class TestForceRelease:
                 lock.ensure_held()
 
     def test_not_the_next_holder(self, three: Locks) -> None:
-        """A grant that was given after the object was read is left alone."""
+        """A grant that was made after the object was read is left alone."""
         read = Lock.objects.get(pk="held")
         three.collection.replace_one({"_id": "held"}, {**three.read("held"), "holders": [entry(9)]})
         assert read.force_release() is False
         assert three.read("held")["holders"][0]["grant"] == "secret-grant.9"
 
     def test_many(self, three: Locks, caplog: pytest.LogCaptureFixture) -> None:
-        """A queryset counts whom it asked and what it took, and a damaged document does not stop it."""
+        """A queryset counts the asked holders and the taken locks. A damaged document does not stop it."""
         three.add("damaged", [entry(7)], change={"token": 1.5})
         three.held("z")
         with caplog.at_level(logging.WARNING, "django_mongolock"):
@@ -221,18 +222,19 @@ ENTRY_FIELDS = sorted(
 
 
 def is_damaged(document: Document) -> bool:
-    """By the engine's word; and a date that is none cannot be looked for in the index."""
+    """Return whether the engine calls the document damaged. A wrong type of date cannot be found by the index, and
+    counts as well."""
     end = document["expires_at"]
     return find_damage(document) is not None or (end is not None and not isinstance(end, datetime))
 
 
 class TestDamage:
-    """Whatever stands in one document, the others are still found."""
+    """Damage in one document does not hide the other documents."""
 
     @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
     def test_any_type_in_any_field(self, locks: Locks, value: Any) -> None:
-        """Every field of a lock, and of a holder, with every type: rows and pages go on, and its snapshot calls it
-        damaged."""
+        """Every field of a lock and of a holder, with every type, breaks no row and no page. The snapshot calls the
+        lock damaged."""
         locks.add("good", [entry(held_for=9_000)], [waiter(held_for=9_000)])
         for column in FIELDS:
             locks.add(f"field:{column}", [entry()], [waiter()], change={column: value})
@@ -263,7 +265,7 @@ class TestDamage:
         assert "further down" in (lock.damage or "")
 
     def test_no_date_of_python(self, locks: Locks) -> None:
-        """A date after the year 9999 has no word in Python: the others are still read."""
+        """Python cannot represent a date after the year 9999. The other documents are still read."""
         locks.held("good")
         locks.add("bad", [entry()], change={"expires_at": DatetimeMS(2**60)})
         assert {lock.key: lock.state for lock in Lock.objects.snapshots()} == {
@@ -300,7 +302,7 @@ def test_migrations_are_complete(locks: Locks) -> None:
 
 
 def test_snapshots_read_nothing_more(locks: Locks, commands: Commands) -> None:
-    """A snapshot has all its facts; no hidden query follows."""
+    """A snapshot has all its facts. No hidden query follows."""
     locks.held("a", "b")
     with connections["mongo"].execute_wrapper(lambda *args: pytest.fail("a query")):
         assert [lock.tokens for lock in Lock.objects.order_by("key").snapshots()] == [[TOKEN + 1], [TOKEN + 2]]

@@ -1,4 +1,4 @@
-"""`mongo_lock` and `mongo_semaphore`: the engine with the project's settings, on a real server."""
+"""`mongo_lock` and `mongo_semaphore` run the engine with the project's settings, on a real server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class TestKeys:
         ids=str,
     )
     def test_not_text(self, factory: Factory, key: Any) -> None:
-        """F58: what is no text is a TypeError before anything is sent; also a subclass of str."""
+        """F58: A key that is not exactly a str raises TypeError before any command. A subclass of str raises it,
+        too."""
         with pytest.raises(TypeError, match="a lock key must be a str, not "):
             factory(key)
 
@@ -67,12 +68,12 @@ class TestKeys:
         ids=["empty", "NUL", "newline", "surrogate", "514 bytes", "10 MB"],
     )
     def test_bad_text(self, key: str, problem: str) -> None:
-        """F54: text that makes no key is a ValueError that says why."""
+        """F54: Text that makes no key is a ValueError that says why."""
         with pytest.raises(ValueError, match=problem):
             mongo_lock(key)
 
     def test_one_key_however_composed(self) -> None:
-        """F54: the two ways to write é are one key."""
+        """F54: The two ways to write é are one key."""
         key = new_key()
         with mongo_lock(key + "\u00e9"), pytest.raises(LockReentry):
             mongo_lock(key + "e\u0301").acquire()
@@ -107,11 +108,11 @@ WRONG = [(error, option, value) for error, known in _WRONG.items() for option, e
 
 
 class TestOptions:
-    """Every option does what it says, and what cannot be meant is refused before anything is sent."""
+    """Every option has its effect. Invalid options are refused before any command."""
 
     @pytest.mark.parametrize(("longer", "margin"), [(8, 1.0), (60, 6.0), (3_600, 360.0)])
     def test_an_extended_lock(self, longer: float, margin: float) -> None:
-        """F80: a lease of 5 s that is made one of 60 has the margin of one of 60, in the document and in fact."""
+        """F80: A lease of 5 s that is extended to 60 has the margin of 60 s, in the document and in fact."""
         key = new_key()
         with mongo_lock(key, lease=5, auto_renew=False) as lock:
             lock.extend(longer)
@@ -122,8 +123,8 @@ class TestOptions:
 
     @pytest.mark.parametrize(("error", "option", "value"), WRONG)
     def test_wrong_options(self, error: type[Exception], option: str, value: Any) -> None:
-        """Each is refused by its name when the lock is made, not when it is needed: it could never be granted, or would
-        not mean what it says."""
+        """A wrong option is refused by its name when the lock is made. Such a lock could never be granted, or would not
+        do what its option says."""
         makers: list[Callable[..., Any]] = [mongo_semaphore, mongo_locked]
         for make in makers:
             with pytest.raises(error, match=option):
@@ -145,7 +146,7 @@ class TestOptions:
 
 @pytest.fixture
 def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A second MongoDB alias, in another database of the same server."""
+    """Return a second MongoDB alias, in another database of the same server."""
     settings = {**connections.settings["mongo"], "NAME": "mongolock_other"}
     monkeypatch.setitem(connections.settings, "other", settings)
     yield "other"
@@ -157,7 +158,7 @@ def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 class TestAliases:
     def test_using(self, other_alias: str) -> None:
-        """``using=``: another alias is another place; the same key there is another lock."""
+        """With ``using=``, another alias is another place, and the same key is another lock there."""
         key = new_key()
         with mongo_lock(key), mongo_lock(key, using=other_alias) as lock:
             assert holders(key, other_alias)[0]["token"] == lock.fencing_token
@@ -165,10 +166,10 @@ class TestAliases:
 
 
 class TestSettings:
-    """F52: settings are read late and followed."""
+    """F52: Settings are read late and followed."""
 
     def test_followed(self, settings: Settings) -> None:
-        """`override_settings` changes what the next lock does."""
+        """`override_settings` takes effect at the next lock."""
         key = new_key()
         settings.MONGOLOCK = {"DATABASE": "mongo", "LEASE": 77, "WAIT": 0}
         with held_elsewhere(key), pytest.raises(LockNotAcquired) as caught:
@@ -178,7 +179,8 @@ class TestSettings:
             assert 70 < lock.remaining <= 77
 
     def test_old_locks_are_given_back(self, settings: Settings) -> None:
-        """What was held under the old settings is released when they change, rather than renewed by nobody."""
+        """Locks held under the old settings are released when the settings change. Otherwise no session would renew
+        them."""
         key = new_key()
         lock = mongo_lock(key).acquire()
         settings.MONGOLOCK = {"DATABASE": "mongo", "LEASE": 20}
@@ -187,7 +189,7 @@ class TestSettings:
         assert lock.release() is False
 
     def test_prefixes_never_meet(self, settings: Settings) -> None:
-        """F59: the prefix is part of the key, for named keys and for instances."""
+        """F59: The prefix is part of the key, for named keys and for instances."""
         settings.MONGOLOCK = {"DATABASE": "mongo", "KEY_PREFIX": "production:"}
         key = new_key()
         assert mongo_lock(key, Order(pk=5)).keys == ("production:shop.order:5", f"production:{key}")
@@ -211,7 +213,7 @@ class TestSettings:
         ],
     )
     def test_wrong(self, settings: Settings, value: Any, problem: str) -> None:
-        """What cannot work at all is an ImproperlyConfigured that says what to write."""
+        """Settings that cannot work raise ImproperlyConfigured with the cure."""
         settings.MONGOLOCK = value
         with pytest.raises(ImproperlyConfigured, match=problem):
             mongo_lock("key")
@@ -246,10 +248,11 @@ class TestWithoutAnyDatabase(SimpleTestCase):
 
 
 class TestSignals:
-    """Signals tell of this process's own locks; a receiver that fails breaks nothing."""
+    """Signals report this process's own locks. A receiver that fails breaks nothing."""
 
     async def test_async_receiver(self, caplog: pytest.LogCaptureFixture) -> None:
-        """An async receiver cannot be called from a running loop by a sync send; that breaks no lock, and is logged."""
+        """A sync send cannot call an async receiver from a running loop. The lock is not affected, and the error is
+        logged."""
 
         async def listen(**event: Any) -> None: ...
 

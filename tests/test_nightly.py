@@ -1,4 +1,4 @@
-"""F193: a plain management command under `once_per` or `mongo_locked`, in a pod that is ended in the middle."""
+"""F193: A plain management command under `once_per` or `mongo_locked`, in a pod that is ended in the middle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @pytest.mark.parametrize("kind", ["once", "once-async", "locked", "locked-async"])
 def test_ended_and_started_again(start: Start, key: str, kind: str) -> None:
-    """SIGTERM releases the lock, and the run does not count: the command that is started at once does the work."""
+    """SIGTERM releases the lock, and the run does not count. A command that is started at once does the work."""
     first = start(kind, key, "--seconds", "30", **NIGHTLY)
     begun(first)
     first.send_signal(signal.SIGTERM)

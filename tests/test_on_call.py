@@ -1,4 +1,4 @@
-"""What a person on call reads: the order in which to act, and a true sentence."""
+"""The pages for a person on call show the next steps in order, and a true sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = WITH_MONGO
 
 
 class TestSafeOrder:
-    """F225: wherever a lock can be released, the page says whether its holder lives, and what to do first."""
+    """F225: Every page with a release button says whether the holder lives, and what to do first."""
 
     @pytest.fixture
     def staff(self) -> Client:
@@ -31,7 +31,7 @@ class TestSafeOrder:
 
     @pytest.mark.parametrize("page", [page_of("k"), f"{LIST}force-release/?key=k"])
     def test_one_that_lives(self, locks: Locks, staff: Client, page: str) -> None:
-        """Look, stop, ask; to force the release comes last."""
+        """The steps are to look, to stop, and to ask. To force the release comes last."""
         locks.add("k", [entry(7, left=32, held_for=75, label="import")], [waiter(2)])
         text = text_of(staff.get(page))
         assert "● works Renewed" in text
@@ -42,7 +42,7 @@ class TestSafeOrder:
 
     @pytest.mark.parametrize("page", [page_of("k"), f"{LIST}force-release/?key=k"])
     def test_a_silent_one(self, locks: Locks, staff: Client, page: str) -> None:
-        """It hears no request. The page says how long to wait, and where the process may still run."""
+        """A silent holder hears no request. The page says how long to wait, and where the process may still run."""
         locks.add("k", [entry(7, left=8, held_for=75, label="import")])
         text = text_of(staff.get(page))
         assert re.search(r"◌ silent Its holder was last heard of 2\d s ago. If you do nothing: free in \d", text)
@@ -58,7 +58,7 @@ class TestSafeOrder:
         assert "3 locks hang, such as “c”" in text_of(staff.get(DASHBOARD))
 
     def test_tiles(self, locks: Locks, staff: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A tile counts what it says."""
+        """A tile counts its own kind."""
         counted = (Counts("exports", held=2, stale=1),)
         monkeypatch.setattr("django_mongolock.inspection.status.count_all", lambda _: counted)
         text = text_of(staff.get(DASHBOARD))
@@ -66,7 +66,7 @@ class TestSafeOrder:
 
 
 class TestHistory:
-    """F224: the history says who, which lock, what happened, for how long; at first only what went wrong."""
+    """F224: The history shows the person, the lock, the event and the duration. At first it lists only failures."""
 
     EVENTS = "/admin/mongolock_history/lockevent/"
 
@@ -110,7 +110,7 @@ class TestHistory:
 
 
 def test_an_unknown_state(locks: Locks) -> None:
-    """F224: Django's own answer to a filter that does not exist."""
+    """F224: A filter that does not exist gets Django's own answer."""
     response = browser("view_lock").get(f"{LIST}?state=waiting")
     assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
 
@@ -118,14 +118,14 @@ def test_an_unknown_state(locks: Locks) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("page", [LIST, DASHBOARD, f"{LIST}force-release/?key=k"])
 def test_while_mongodb_is_away(away: None, page: str) -> None:
-    """F229: a sentence with one end."""
+    """F229: The message is one complete sentence."""
     text = text_of(browser("view_lock", "force_release_lock").get(page))
     assert "The locks cannot be shown now: MongoDB did not answer" in text
     assert not re.search(r"[?.!]\.(?!\d)", text)
 
 
 def test_the_terminal_of_the_demo_has_the_history() -> None:
-    """F229: the command that the demo prints shows what the pages of the demo show."""
+    """F229: The command that the demo prints shows the same as the pages of the demo."""
     names = ("MONGODB_URI", "MONGODB_NAME", "SQLITE_PATH", "MONGOLOCK_HISTORY")
     environment = {name: f"its {name.lower()}" for name in names}
     said = terminal(Mock(processes=Mock(env=environment)))

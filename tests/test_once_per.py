@@ -1,4 +1,4 @@
-"""`once_per`: one run in a period, counted by MongoDB's clock."""
+"""`once_per` runs a function once in a period, by MongoDB's clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def job(key: str, **period: float) -> tuple[Callable[..., Any], list[int]]:
 
 
 def test_runs_once() -> None:
-    """Many who come at once, and those who come later in the period: one runs, the others get SKIPPED."""
+    """Many calls at once, or later in the period, run once. The others return SKIPPED."""
     run, runs = job(new_key(), minutes=10)
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(run, range(8)))
@@ -38,7 +38,7 @@ def test_runs_once() -> None:
 
 
 def test_runs_again_in_the_next_period() -> None:
-    """It counts from the start of the run, and ends a tenth early."""
+    """The period counts from the start of the run, and ends a tenth early."""
     key = new_key()
     run, runs = job(key, hours=24)
     assert run() == "done"
@@ -55,7 +55,7 @@ def test_runs_again_in_the_next_period() -> None:
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, LockNotAcquired("another")])
 def test_a_run_that_fails_does_not_count(error: Any) -> None:
-    """Its own error comes through, also if that is one of ours; the next one runs."""
+    """The error of a failed run comes through, even if the error is one of ours. The next call runs."""
     key = new_key()
     run, runs = job(key, hours=1)
     with pytest.raises(error if isinstance(error, type) else type(error)):
@@ -67,7 +67,7 @@ def test_a_run_that_fails_does_not_count(error: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_error_after_the_commit() -> None:
-    """F124: what is committed is done: the run counts, although a function of `on_commit` raised."""
+    """F124: A run counts after its commit, although a function of `on_commit` raised."""
     key = new_key()
     run, runs = job(key, hours=1)
     inside: Any = run
@@ -97,7 +97,7 @@ async def test_coroutines() -> None:
 
 
 def test_keys() -> None:
-    """Each key has its own period; without a template the function has one."""
+    """Each key has its own period. Without a template the function has one."""
     name = new_key()
 
     @once_per(f"{name}:{{tenant}}", hours=1)
@@ -127,7 +127,7 @@ def test_keys() -> None:
     ],
 )
 def test_mistakes(wrong: Callable[[], object]) -> None:
-    """What cannot be meant is refused when it is written, not when it runs at night."""
+    """An option that cannot be meant is refused at decoration, not in the night."""
     with pytest.raises(TypeError):
         wrong()
 

@@ -1,4 +1,4 @@
-"""One fact has one source: all lists, pages, commands and programs say the same of a lock."""
+"""One fact has one source. All lists, pages, commands and programs report the same about a lock."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.support.programs import said_by
 from tests.test_admin import DASHBOARD, LIST, browser, page_of
 
 pytestmark = WITH_MONGO
-#: Three hours and half a minute: the minutes do not change while a test runs.
+#: Three hours and half a minute. The minutes do not change while a test runs.
 LONG = 3 * 3_600 + 30
-#: So many seconds of a lease of 33 are left, right after a renewal.
+#: The seconds left of a lease of 33, right after a renewal.
 FRESH = 32.0
 Parties = list[dict[str, Any]]
 
@@ -32,18 +32,18 @@ def _held(*, left: float = FRESH, **facts: Any) -> Parties:
 
 
 def _of_many() -> Parties:
-    """Readers: all but the last one are silent."""
+    """Return readers that are silent, except the last one."""
     lefts = [8.0] * 30 + [FRESH]
     return [entry(number, left=left, held_for=LONG, mode="shared") for number, left in enumerate(lefts)]
 
 
 def _of_two() -> Parties:
-    """Readers: the first one has released the lock, and kept it."""
+    """Return two readers. The first one has released the lock and kept it."""
     return [entry(1, left=FRESH, held_for=2 * LONG, released=now(), mode="shared"), *_held(mode="shared")]
 
 
-#: Each state of a lock: holders, waiters, the longest hold in hours; the word, the length of the hold, the number of
-#: waiters.
+#: Each state of a lock, with its holders, its waiters, and the longest hold in hours. The last three are the state, the
+#: length of the hold, and the number of waiters on the surfaces.
 STATES: dict[str, tuple[Callable[[], Parties], Callable[[], Parties], float, str, str, int]] = {
     "works": (_held, list, 4, "works", "3 h 0 min", 0),
     "waited for": (_held, lambda: [waiter(2, behind=2), waiter(3)], 4, "works", "3 h 0 min", 4),
@@ -61,7 +61,7 @@ STATES: dict[str, tuple[Callable[[], Parties], Callable[[], Parties], float, str
     "one of two has released": (_of_two, list, 4, "works", "3 h 0 min", 0),
     "free": (list, list, 4, "free", "", 0),
 }  # fmt: skip
-#: What one surface says of the lock: a word, for how long it has been held, how many wait.
+#: A surface's statement about the lock, with its state, the time held, and the number of waiters.
 Said = tuple[str, str, int]
 
 
@@ -129,7 +129,7 @@ SURFACES: dict[str, Callable[[Client, str], Said]] = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_all_say_the_same(locks: Locks, name: str) -> None:
-    """F222: in each state, all surfaces name one state, one length of the hold, one number of waiters."""
+    """F222: In each state, all surfaces name one state, one length of the hold, one number of waiters."""
     holders, waiters, longest, word, held, waiting = STATES[name]
     locks.add("order:5", holders(), waiters(), {"longest_hold_ms": Int64(longest * 3_600_000)})
     client = browser("view_lock", "view_lock_status")

@@ -1,4 +1,4 @@
-"""Owners: what is theirs, how it is taken from them, and web sessions as owners."""
+"""Locks of owners, with their rights, a release by others, and web sessions as owners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=T
 
 
 def request_of(session: Any = None) -> HttpRequest:
-    """A request of this session, or of a new one."""
+    """Return a request of this session, or of a new one."""
     request = HttpRequest()
     request.session = session or SessionStore()
     request.user = AnonymousUser()
@@ -58,7 +58,7 @@ class TestRelease:
 
     @pytest.mark.parametrize("how", ["function", "queryset"])
     def test_among_other_holders(self, how: str) -> None:
-        """Of a lock that several hold, only the owner's grant is taken."""
+        """If several callers hold a lock, only the owner's grant is taken."""
         key = new_key()
         mine = mongo_lock(key, mode="shared", owner="job 5").acquire()
         with held_elsewhere(key, mode="shared", owner="job 6"):
@@ -70,7 +70,7 @@ class TestRelease:
         assert not mine.release()
 
     def test_strings_are_literal(self) -> None:
-        """F54: an owner is never an expression."""
+        """F54: An owner is never an expression."""
         key = new_key()
         with held_elsewhere(key, owner="$owner"):
             assert release_owner("$holders.owner") == 0
@@ -79,8 +79,8 @@ class TestRelease:
 
 class TestSession:
     def test_two_requests_at_once(self) -> None:
-        """F131: the first two requests of a session that ask for an owner get the same one, whichever is saved last;
-        another session gets another; and none shows the key."""
+        """F131: The first two requests of a session that ask for an owner get the same one, whichever is saved last.
+        Another session gets another one. No owner shows the key of the session."""
         visitor = request_of()
         visitor.session.save()
         first, second = (request_of(SessionStore(visitor.session.session_key)) for _ in range(2))
@@ -94,7 +94,7 @@ class TestSession:
 
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_a_new_session(self, asynchronous: bool) -> None:
-        """It is stored with the response, not before; later requests have the owner of the first."""
+        """The owner is stored with the response, not before. Later requests have the owner of the first."""
         request = request_of()
         owner = async_to_sync(asession_owner)(request) if asynchronous else session_owner(request)
         assert not Session.objects.exists()
@@ -103,7 +103,7 @@ class TestSession:
         assert session_owner(again) == owner != session_owner(request_of())
 
     def test_a_session_in_the_cookie(self) -> None:
-        """It has no key that stays: its owner is random, and kept in it."""
+        """A session in the cookie has no lasting key. The owner is random, and kept in the session."""
         first, other = (request_of(signed_cookies.SessionStore()) for _ in range(2))
         owner = session_owner(first)
         first.session["basket"] = [1]
@@ -112,7 +112,7 @@ class TestSession:
         assert session_owner(again) == owner != session_owner(other)
 
     def test_with_the_user(self, anna: User) -> None:
-        """A login keeps it, also where nothing was claimed before; a logout makes a new one."""
+        """A login keeps the owner, even if nothing was claimed before. A logout makes a new one."""
         request = request_of()
         owners = [session_owner(request)]
         sign_in(request, anna)
@@ -137,7 +137,8 @@ class TestSession:
         assert not mine.release()
 
     def test_the_signal_of_a_logout_releases(self, anna: User) -> None:
-        """Before it returns; the flush of the session that follows would do so in the background."""
+        """The lock is released before the signal returns. The later flush of the session would release it in the
+        background."""
         request, key = request_of(), new_key()
         mine = mongo_lock(key, owner=session_owner(request)).acquire()
         user_logged_out.send(sender=User, request=request, user=anna)
@@ -156,6 +157,6 @@ class TestSession:
         assert not request.session.keys()
 
     def test_no_session(self) -> None:
-        """Without a session, the error says what is missing."""
+        """Without a session, the error names the missing middleware."""
         with pytest.raises(TypeError, match="SessionMiddleware"):
             session_owner(HttpRequest())

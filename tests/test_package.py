@@ -1,4 +1,4 @@
-"""What is published: the sdist and the wheel, their files and what they say of themselves."""
+"""The published sdist and wheel, with their files and their metadata."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def metadata(packages: Packages) -> Message:
 
 
 def files_below(folder: str) -> set[str]:
-    """The files of the checkout in *folder*, without what tools have made."""
+    """Return the files of the checkout in *folder*, without generated ones."""
     found = (path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {str(path.relative_to(ROOT)) for path in found if not MADE & set(path.parts)}
 
 
 def tox_factors() -> tuple[set[str], set[str]]:
-    """The Pythons and the Djangos of tox.ini, as "3.11" and "5.2"."""
+    """Return the Pythons and the Djangos of tox.ini, as "3.11" and "5.2"."""
     (environments,) = re.findall(r"(?m)^env_list = (.*)$", (ROOT / "tox.ini").read_text())
     found = re.findall(r"py(\d)(\d+)-django(\d)(\d)", environments)
     return {f"{major}.{minor}" for major, minor, *_ in found}, {f"{major}.{minor}" for *_, major, minor in found}
@@ -43,22 +43,23 @@ def tox_factors() -> tuple[set[str], set[str]]:
 
 @pytest.mark.long
 def test_wheel_is_the_app(packages: Packages) -> None:
-    """Every file of the app is in it, py.typed, templates, styles and compiled translations too; tests, tools and the
-    sources of translations are not."""
+    """The wheel has every file of the app, including py.typed, templates, styles and compiled translations. Tests,
+    tools and the sources of translations are left out."""
     assert packages.in_wheel() == {name for name in files_below("django_mongolock") if not name.endswith(".po")}
     kinds = {Path(name).suffix for name in packages.in_wheel()}
     assert {".py", ".typed", ".html", ".css", ".mo"} <= kinds
 
 
 def test_sdist_is_what_the_wheel_is_made_of(packages: Packages) -> None:
-    """The app with the sources of its translations, and what the build reads: no tests, and no pictures."""
+    """The sdist has the app with the sources of its translations, and the files of the build. Tests and pictures are
+    left out."""
     build = {"pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md"}
     made = {"PKG-INFO", ".gitignore"}
     assert packages.in_sdist() - made == build | files_below("django_mongolock")
 
 
 def test_metadata(metadata: Message) -> None:
-    """The version is that of the module; what is promised is what tox runs; each classifier is one that PyPI knows."""
+    """The version is that of the module, the promises are those of tox, and PyPI knows each classifier."""
     classifiers = metadata.get_all("Classifier", [])
     assert metadata["Version"] == django_mongolock.__version__
     assert metadata["License-Expression"] == "MIT"
@@ -71,7 +72,7 @@ def test_metadata(metadata: Message) -> None:
 
 
 def test_the_package_page_stands_alone(metadata: Message) -> None:
-    """All its links and pictures are absolute, and an owner changes one line: nothing else names the repository."""
+    """All links and pictures are absolute. An owner changes one line, because nothing else names the repository."""
     text = str(metadata.get_payload())
     repository = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
     targets = re.findall(r"\]\(([^)]+)\)|src=\"([^\"]+)\"", text)
@@ -87,11 +88,11 @@ def test_the_package_page_stands_alone(metadata: Message) -> None:
         text=True,
         check=False,
     )
-    assert tracked.stdout.split() in ([], ["pyproject.toml"])  # none in an sdist, which is no checkout
+    assert tracked.stdout.split() in ([], ["pyproject.toml"])  # none in an sdist, because it is no checkout
 
 
 def test_nothing_published_depends_on_the_server_in_the_dependency_groups(metadata: Message) -> None:
-    """mongod is SSPL software; and no test tool comes with an installation."""
+    """mongod is SSPL software, and no test tool comes with an installation."""
     names = {re.split(r"[<>=!;\[ ]", entry)[0] for entry in metadata.get_all("Requires-Dist", [])}
     assert names == {
         "celery",
@@ -106,14 +107,15 @@ def test_nothing_published_depends_on_the_server_in_the_dependency_groups(metada
 
 @pytest.mark.long
 def test_built_twice_it_is_the_same(packages: Packages, tmp_path: Path) -> None:
-    """Bit by bit, both files: anyone can build what is on PyPI again, and compare."""
+    """Both files are equal bit by bit. Anyone can build the files on PyPI again, and compare."""
     again = build(tmp_path)
     assert again.wheel.read_bytes() == packages.wheel.read_bytes()
     assert again.sdist.read_bytes() == packages.sdist.read_bytes()
 
 
 def test_actions_are_pinned() -> None:
-    """Each by a commit, which cannot be moved, with its version for Dependabot; or it is a workflow of this commit."""
+    """Each action is pinned by a commit, because a commit cannot be moved, with its version for Dependabot. Workflows
+    of this commit are exempt."""
     for path in (ROOT / ".github/workflows").glob("*.yml"):
         used = re.findall(r"uses: (.*)", path.read_text())
         assert used
@@ -122,8 +124,8 @@ def test_actions_are_pinned() -> None:
 
 
 def test_nothing_runs_before_the_upload() -> None:
-    """The job that builds a release runs pinned tools only; what is tested and published is what it built, from a
-    commit that has passed all checks."""
+    """The job that builds a release runs only pinned tools. The tested and published files are built from a commit that
+    has passed all checks."""
     jobs = re.split(r"(?m)^  (?=\w+:$)", (ROOT / ".github/workflows/release.yml").read_text().partition("\njobs:\n")[2])
     by_name = {job.partition(":")[0]: job for job in jobs if job.strip()}
     checks = by_name.pop("checks")

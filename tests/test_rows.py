@@ -1,4 +1,4 @@
-"""Rows: locked by any primary key, in any database, and read after the lock was taken."""
+"""Rows that are locked by any primary key, in any database, and read after the lock was taken."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def parcel() -> Parcel:
 
 
 def is_busy(instance: models.Model) -> bool:
-    """Does somebody else than this thread find it locked?"""
+    """Return whether another thread finds the instance locked."""
     with ThreadPoolExecutor(1) as pool:
         return not pool.submit(lambda: mongo_lock(instance).try_acquire()).result()
 
@@ -112,7 +112,7 @@ def changed_meanwhile(parcel: Parcel, weight: int) -> Iterator[None]:
 
 
 def test_reads_after_the_lock_was_taken(parcel: Parcel) -> None:
-    """What the holder before wrote is there, although the wait began before."""
+    """The row shows the last holder's writes, although the wait began before them."""
     with changed_meanwhile(parcel, weight=7), Parcel.objects.locked(pk=parcel.pk) as fresh:
         assert fresh.weight == 7
         assert fresh is not parcel
@@ -120,7 +120,8 @@ def test_reads_after_the_lock_was_taken(parcel: Parcel) -> None:
 
 @pytest.mark.long
 def test_the_lock_itself(parcel: Parcel) -> None:
-    """It is there while the row is locked, with all that a lock has; losing it is an error at the end of the block."""
+    """The lock is available while the row is locked, with all attributes of a lock. Losing the lock is an error at the
+    end of the block."""
     row = Parcel.objects.locked(pk=parcel.pk, lock_options={"label": "weighing", "lease": 44})
     with pytest.raises(LockMisused, match="not locked"):
         row.lock  # noqa: B018
@@ -134,7 +135,7 @@ def test_the_lock_itself(parcel: Parcel) -> None:
 
 @pytest.mark.parametrize(("rows", "lookup"), [({"weight": 1}, {"weight__lt": 5}), ({}, {"weight": 1})])
 def test_a_row_that_does_not_fit_any_more(parcel: Parcel, rows: dict[str, Any], lookup: dict[str, Any]) -> None:
-    """A filter is asked again under the lock: the row was found, and changed by the holder before."""
+    """The filter is checked again under the lock. The previous holder has changed the found row."""
     with changed_meanwhile(parcel, weight=2), pytest.raises(Parcel.DoesNotExist):
         Parcel.objects.filter(**rows).locked(**lookup).__enter__()
     assert holders(f"rows.parcel:{parcel.pk}") == []
@@ -142,7 +143,7 @@ def test_a_row_that_does_not_fit_any_more(parcel: Parcel, rows: dict[str, Any], 
 
 @pytest.mark.long
 def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    """By primary key one query; by anything else one more, to find it; filters and select_related stay."""
+    """A lookup by primary key is one query, and any other lookup is one more. Filters and select_related stay."""
     Code.objects.create(code="a:b", owner=parcel)
     with django_assert_num_queries(1), Code.objects.select_related("owner").locked(pk="a:b") as code:
         assert code.owner is not None
@@ -160,8 +161,8 @@ def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: Djan
 @pytest.mark.long
 @pytest.mark.parametrize("text", [False, True])
 def test_primary_keys(text: bool, parcel: Parcel) -> None:
-    """Integers, UUIDs, ObjectIds, text with odd characters and keys of several fields, also as text: the key of the
-    lock is that of the instance."""
+    """The key of the lock is that of the instance, for integers, UUIDs, ObjectIds, odd text and composite keys, also as
+    text."""
     user = User.objects.create(username="anna")
     order = Order.objects.create(buyer=user, item="x", price=1)
     rows: list[Any] = [
@@ -194,7 +195,7 @@ def test_inheritance() -> None:
 
 
 def test_a_fenced_row_is_in_one_table() -> None:
-    """Django writes several tables by keys that it has read before: a newer token could come in between."""
+    """Django writes several tables by keys that it has read before. A newer token could come in between."""
     for rows, field in ((Special.objects.filter(pk="s"), "rank"), (Code.objects.filter(owner__weight=1), "code")):
         with pytest.raises(TypeError, match="in one table"):
             fenced_update(rows, 5, field=field)

@@ -1,4 +1,4 @@
-"""`manage.py run_leader`: a program on the one process that leads."""
+"""`manage.py run_leader` runs a program in the one process that leads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program is not tied to its command"),
 ]
 
-#: Writes, ten times a second, who is at work, until it is stopped.
+#: A program that writes ten times a second that it is at work, until it is stopped.
 AT_WORK = """
 import os, sys, time
 while True:
@@ -75,13 +75,12 @@ def program(log: Log) -> tuple[str, ...]:
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "release"])
 def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
-    """F229: The leader is killed, ended or asked to release: its program has ended before that of the next one
-    begins."""
+    """F229: The leader is killed, ended or asked to release. The program has ended before the next one begins."""
     key = new_key("leader")
     leading = run_leader(start, key, *program(written))
     assert eventually(written.spans, 60)
     (first,) = written.spans()
-    assert lock_info(key).holders[0].label == Path(program(written)[0]).name  # F229: its program, not "leader"
+    assert lock_info(key).holders[0].label == Path(program(written)[0]).name  # F229: the program's name, not "leader"
     run_leader(start, key, *program(written))
     assert eventually(lambda: lock_info(key).waiting == 1, 60)
     if how == "release":
@@ -98,7 +97,7 @@ def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
 
 @pytest.mark.long
 def test_codes(start: Start) -> None:
-    """A program that ends by itself ends the command, with its code; and one that does not exist."""
+    """A program that ends by itself ends the command with its code. A missing program does so, too."""
     key = new_key("leader")
     assert run_leader(start, key, "sh", "-c", 'exit "${MONGOLOCK_FENCING_TOKEN:+3}"').wait(60) == 3
     assert run_leader(start, key, "/no/such/program").wait(60) == 127
@@ -112,7 +111,7 @@ def test_codes(start: Start) -> None:
 
 @pytest.mark.long
 def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
-    """On stderr, so that the output is the program's; with --verbosity 0 it says nothing."""
+    """Messages go to stderr, because the output is the program's. With --verbosity 0 there are none."""
     key = new_key("leader")
     execute_from_command_line(["manage.py", "run_leader", key, "--", "echo", "work"])
     out, said = capfd.readouterr()
@@ -139,8 +138,8 @@ while True:
 @pytest.mark.long
 @pytest.mark.parametrize("then", ["another signal", "request"])
 def test_asked_to_end(start: Start, tmp_path: Path, then: str) -> None:
-    """F114: signals are the program's to answer. It leads until the program has ended, however often it is asked, and
-    does not stand for election again, even if its term ends meanwhile."""
+    """F114: The program answers signals. The command leads until the program has ended, however many signals come. The
+    command does not stand for election again, even if its term ends meanwhile."""
     key, begun = new_key("leader"), tmp_path / "begun"
     process = run_leader(start, key, sys.executable, "-c", SLOW_TO_END, str(begun))
     assert eventually(begun.exists, 60)

@@ -1,4 +1,4 @@
-"""`manage.py run_locked` and `LockedCommand`: programs and commands under a lock, as a shell sees them."""
+"""`manage.py run_locked` and `LockedCommand` run programs and commands under a lock, as a shell sees them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def shell(key: str, script: str, *options: str) -> list[str]:
-    """The arguments that run a shell script under a lock."""
+    """Return the arguments that run a shell script under a lock."""
     return ["run_locked", key, *options, "--", "sh", "-c", script]
 
 
 class TestProgram:
     @pytest.mark.long
     def test_runs(self, start: Start) -> None:
-        """The program has its arguments and the lock, and finds the token in its environment; its exit code is ours."""
+        """The program has its arguments and the lock, and finds the token in its environment. Its exit code is the
+        command's."""
         key = new_key()
         script = "echo $MONGOLOCK_KEY $MONGOLOCK_FENCING_TOKEN $1; read x < /dev/null; exit 3"
         process = start("run_locked", key, "--lease", "45", "--label", "mine", "--", "sh", "-c", script, "sh", "--x")
@@ -58,7 +59,7 @@ class TestProgram:
 
     @pytest.mark.long
     def test_the_label_is_the_program(self, start: Start) -> None:
-        """Its arguments are not stored, for they may be passwords; and they may have several lines."""
+        """Arguments of the program are not stored, because they may be passwords or have several lines."""
         key = new_key()
         code, _, err = finished(start("run_locked", key, "--", "/bin/sh", "-c", "true\n: --password=hunter2"))
         assert (code, err) == (0, "")
@@ -67,7 +68,7 @@ class TestProgram:
 
     @pytest.mark.long
     def test_busy(self, start: Start) -> None:
-        """Busy is 75 and names the holder, or 0 if that is fine; the program does not run."""
+        """A busy lock is exit code 75 with the holder's name, or 0 if that is fine. The program does not run."""
         key = new_key()
         with held_elsewhere(key, label="nightly"):
             fails, skips = start(*shell(key, "echo ran")), start(*shell(key, "echo ran", "--on-contention", "skip"))
@@ -80,7 +81,7 @@ class TestProgram:
 
     @pytest.mark.long
     def test_waits(self, start: Start) -> None:
-        """It waits in the queue for as long as it may; stopped there, it leaves."""
+        """The command waits in the queue up to its limit. A command that is stopped there leaves the queue."""
         key = new_key()
         with held_elsewhere(key):
             waits, stopped = (start(*shell(key, "echo ran", "--wait", "60s")) for _ in range(2))
@@ -93,7 +94,8 @@ class TestProgram:
     @pytest.mark.long
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
     def test_signals(self, start: Start, number: signal.Signals) -> None:
-        """What is sent to us is the program's to answer; we stay until it has ended, and give the lock back then."""
+        """The program answers the signals that are sent to the command. The command stays until the program has ended,
+        and then releases the lock."""
         key = new_key()
         name = number.name.removeprefix("SIG")
         process = start(*shell(key, f"trap 'echo got; exit 7' {name}; echo ready; while :; do sleep 0.05; done"))
@@ -104,7 +106,7 @@ class TestProgram:
         assert holders(key) == []
 
     def test_a_signal_before_popen_returns(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The program runs a moment before we know its number; what comes then is passed on after it."""
+        """The program runs a moment before its pid is known. A signal in that moment is passed on afterwards."""
         ready = tmp_path / "ready"
 
         class Slow(subprocess.Popen[bytes]):
@@ -128,7 +130,8 @@ class TestProgram:
 
     @pytest.mark.long
     def test_dashes(self, start: Start) -> None:
-        """What follows the first -- is the program's, with every other --; without one, the error names the cure."""
+        """Arguments after the first -- belong to the program, including every other --. Without --, the error names the
+        cure."""
         assert finished(start("run_locked", new_key(), "--", "echo", "--", "-x", "--"))[1] == "-- -x --\n"
         code, _, err = finished(start("run_locked", new_key(), "echo", "-x"))
         assert code == 2
@@ -137,7 +140,7 @@ class TestProgram:
     @pytest.mark.long
     @pytest.mark.parametrize("stubborn", [False, True])
     def test_lost(self, start: Start, stubborn: bool) -> None:
-        """A program whose lock was taken away is stopped, with all that it has started; if need be by SIGKILL."""
+        """If the lock is taken away, the program is stopped with all of its processes, if need be by SIGKILL."""
         key = new_key()
         trap = "trap '' TERM" if stubborn else "trap 'echo asked; exit 0' TERM"
         script = f"{trap}; sleep 300 & echo $!; while :; do sleep 0.05; done"
@@ -165,7 +168,7 @@ class TestProgram:
         [(["/no/such/program"], 127, "does not exist"), (["/"], 126, ""), (["sh", "-c", "kill -9 $$"], 128 + 9, "")],
     )
     def test_codes(self, start: Start, program: list[str], code: int, said: str) -> None:
-        """The exit codes of a shell; the lock is given back."""
+        """The exit codes are those of a shell. The lock is released."""
         key = new_key()
         found, _, err = finished(start("run_locked", key, "--", *program))
         assert (found, said in err, holders(key)) == (code, True, [])
@@ -180,7 +183,7 @@ class TestProgram:
             call_command("run_locked", "k")
 
     def test_called(self) -> None:
-        """From Python as well; signal handlers are as they were."""
+        """The command works from Python as well. Signal handlers are restored."""
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         key = new_key()
         call_command("run_locked", key, "--", "sh", "-c", "exit 0")
@@ -190,7 +193,7 @@ class TestProgram:
 
 class TestLockedCommand:
     def test_runs(self) -> None:
-        """It has its lock, with the key of its options, until it has ended."""
+        """The command holds its lock until its end, with the key of its options."""
         source, out = new_key(), io.StringIO()
         call_command(Command(), source, stdout=out)
         key = f"import:{source.replace(':', '%3A')}"
@@ -199,7 +202,7 @@ class TestLockedCommand:
         assert holders(key) == []
 
     def test_busy(self, name: str) -> None:
-        """It fails with 75, or says so and succeeds."""
+        """A busy command fails with 75, or says so and succeeds."""
         with held_elsewhere(f"import:{name}", label="another"):
             with pytest.raises(CommandError, match="another") as caught:
                 call_command(Command(), name)
@@ -211,7 +214,7 @@ class TestLockedCommand:
             call_command(Patient(), name)
 
     def test_no_key(self) -> None:
-        """What makes no key is a wrong command line."""
+        """Options that make no key are a wrong command line."""
         with pytest.raises(CommandError, match="a lock key has at most 512 bytes") as caught:
             call_command(Command(), "x" * 3_000)
         assert caught.value.returncode == 2
@@ -228,7 +231,7 @@ class TestLockedCommand:
 
     @pytest.mark.long
     def test_terminated(self, start: Start, name: str) -> None:
-        """SIGTERM ends it in order: the lock is given back."""
+        """SIGTERM ends the command in order, and the lock is released."""
         process = start(name, "--seconds", "300", module="tests.locked_command")
         assert process.stdout is not None
         assert process.stdout.readline().startswith("token")
@@ -245,7 +248,7 @@ class TestLockedCommand:
         assert caught.value.returncode == UNAVAILABLE
 
     def test_its_own_errors(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What the command itself raises is not taken for ours, nor is the loss of another lock."""
+        """An error of the command itself is not taken for ours. The loss of another lock is not, either."""
 
         def handle(self: Any, **options: Any) -> None:
             with mongo_lock(f"import:{options['source']}", wait=0):

@@ -1,4 +1,4 @@
-"""What somebody may try from outside: pages without rights, forms made by hand, long texts; and what may leak."""
+"""Attacks from outside through pages, forms and long texts, and leaks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WITNESS = pytest.param("get", marks=pytest.mark.witness)
 METHODS = ["get", "head", "options", "post", "put", "patch", "delete"]
 #: Each page of the admin that leads to the login, by its name.
 PAGES = {name: paths[0].format(key="k") for name, paths in surfaces.PAGES.items() if name != "lock_status"}
-#: Those for which it is not enough that somebody may look.
+#: Pages for which the right to view is not enough.
 CONFIRMED = {"lock_force_release", "lock_ask_to_release"}
 NOT_FOR_VIEWERS = {*CONFIRMED, "lockevent_changelist"}
 #: Forms that force the release of the lock "k", on the page that asks and in the list.
@@ -51,7 +51,7 @@ CHOSEN = {"index": 0, "_selected_action": ["k", "old"]}
 
 
 def whoever() -> dict[str, Client]:
-    """Everybody who should not change anything."""
+    """Return the clients that may not change anything."""
     return {
         "stranger": Client(),
         "customer": browser(*NAMES, is_staff=False),
@@ -66,7 +66,7 @@ def whoever() -> dict[str, Client]:
 class TestPages:
     @pytest.fixture(autouse=True)
     def unchanged(self, locks: Locks) -> Iterator[None]:
-        """A lock that is held and a stale one, which are not changed."""
+        """Provide a held lock and a stale one, and check that neither is changed."""
         locks.held("k")
         locks.stale("old")
         before = [locks.read("k"), locks.read("old")]
@@ -75,7 +75,7 @@ class TestPages:
 
     @pytest.mark.parametrize("method", [WITNESS, *(pytest.param(name, marks=pytest.mark.long) for name in METHODS[1:])])
     def test_without_the_permission(self, method: str) -> None:
-        """Nobody without the right gets a page or changes a lock, whatever the method and the form say."""
+        """No client without the right gets a page or changes a lock, whatever the method and the form."""
         forms: list[dict[str, Any]] = [SHOWN, *({"action": action, **CHOSEN} for action in sorted(ACTIONS))]
         for name, client in whoever().items():
             for page, address in PAGES.items():
@@ -96,7 +96,8 @@ class TestPages:
 
     @pytest.mark.parametrize("protected", [True, False], ids=["middleware", "no middleware"])
     def test_no_form_without_its_token(self, settings: Settings, *, protected: bool) -> None:
-        """CSRF: a form of another site changes nothing, on any page; also in a project that protects no others."""
+        """CSRF: a form of another site changes nothing, on any page. This holds in a project that protects no other
+        pages."""
         if not protected:
             settings.MIDDLEWARE = [name for name in settings.MIDDLEWARE if not name.endswith("CsrfViewMiddleware")]
         client = browser(*NAMES)
@@ -110,7 +111,7 @@ class TestPages:
         ["//evil.example", "https://evil.example/", "\r\nLocation: //evil.example", "@evil.example", "../../x"],
     )
     def test_no_way_out(self, locks: Locks, filters: str) -> None:
-        """A form cannot send anybody to another site, nor to another page."""
+        """A form cannot redirect to another site or to another page."""
         client = browser(*NAMES)
         for field, start in (("filters", f"{LIST}?"), ("back", LIST)):
             response = client.post(RELEASE, {field: filters})
@@ -130,7 +131,7 @@ class TestPages:
         ],
     )
     def test_forms_that_no_browser_sends(self, shown: str) -> None:
-        """Lone surrogates, NUL, thousands of brackets, numbers of thousands of digits: refused, and no crash."""
+        """Lone surrogates, NUL, thousands of brackets and huge numbers are refused without a crash."""
         assert browser(*NAMES).post(RELEASE, {"lock": shown}).status_code == 400
 
     @pytest.mark.parametrize(
@@ -164,8 +165,8 @@ LONG = "a" + "\u0300\u0327" * 50_000
 )
 @pytest.mark.parametrize("text", [LONG, "x" * 10_000_000], ids=["combining", "plain"])
 def test_a_text_of_megabytes_costs_nothing(use: Callable[[str], object], text: str) -> None:
-    """F54: its length is looked at before anything else: to compose 100,000 combining characters takes seconds,
-    and a key may come out of a request."""
+    """F54: The length of a text is checked before anything else. Composing 100,000 combining characters takes seconds,
+    and a key may come from a request."""
     started = time.thread_time()
     with pytest.raises(ValueError, match=r"at most|1 to"):
         use(text)
@@ -175,7 +176,7 @@ def test_a_text_of_megabytes_costs_nothing(use: Callable[[str], object], text: s
 @WITH_MONGO
 @pytest.mark.parametrize("key", [*HOSTILE_KEYS, "$expr", "$$ROOT", "a.b", "'; drop", '{"$gt": ""}'])
 def test_names_are_never_expressions(locks: Locks, key: str) -> None:
-    """F54: the same text as key, owner, label and caller, through a whole life; it comes back letter by letter."""
+    """F54: A text is used as key, owner, label and caller for a whole life, and comes back unchanged."""
     name = key[:256]
     with mongo_lock(key, owner=name, label=name, wait=0) as lock:
         [holder] = locks.read(key)["holders"]
@@ -201,7 +202,8 @@ HOSTS = [
 
 
 def everything_of(error: BaseException) -> str:
-    """What an error reporter shows: the error, its causes, and the variables of every function on the way."""
+    """Return the text that an error reporter shows, with the error, its causes, and the variables of every function on
+    the way."""
     shown = [str(error), repr(error), repr(vars(error))]
     for frame, _ in traceback.walk_tb(error.__traceback__):
         shown += [repr(value) for name, value in frame.f_locals.items() if name not in ("request", "refusal")]
@@ -211,7 +213,7 @@ def everything_of(error: BaseException) -> str:
 
 @WITH_MONGO
 class TestLeaks:
-    """F57: neither a password, nor a URI, nor the id that releases a lock, anywhere."""
+    """F57: No text shows a password, a URI, or the id that releases a lock."""
 
     @pytest.fixture(params=HOSTS, ids=["away", "two @", "port", "no CA", "mechanism", "no DNS"])
     def wrong(self, request: pytest.FixtureRequest, connect: Callable[..., None], settings: Settings) -> None:
@@ -221,7 +223,8 @@ class TestLeaks:
     @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_errors(self, wrong: None) -> None:
-        """An address that cannot be used: the error, its causes, and what an error reporter shows of them."""
+        """An unusable address leaks no secret in the error, its causes, or the variables that an error reporter
+        shows."""
         with pytest.raises((LockBackendFailed, PyMongoError)) as refusal:
             mongo_lock("k", wait=0).acquire()
         assert isinstance(refusal.value, LockBackendFailed)
@@ -230,13 +233,13 @@ class TestLeaks:
     @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_checks_and_commands(self, wrong: None, caplog: pytest.LogCaptureFixture) -> None:
-        """`check --database`, the commands and the log say what is wrong without quoting it."""
+        """`check --database`, the commands and the log name the fault without quoting the address."""
         caplog.set_level(logging.DEBUG, "django_mongolock")
         found = run_checks(databases=["mongo"], include_deployment_checks=True)
         said = " ".join(f"{message.msg} {message.hint}" for message in found if "mongolock" in str(message.id))
         assert {"mongolock.E101", "mongolock.E019"} & {message.id for message in found}
         for command, ways in COMMANDS.items():
-            if command == "run_leader":  # waits until MongoDB answers; its log is that of run_locked
+            if command == "run_leader":  # waits until MongoDB answers, with the same log as run_locked
                 continue
             out = io.StringIO()
             try:
@@ -249,7 +252,7 @@ class TestLeaks:
     @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_pages(self, wrong: None) -> None:
-        """The admin's page of a server that is away, and the answers of a view."""
+        """The admin's page of a server that is away, and the answers of a view, show no secret."""
         client = browser(*NAMES)
         responses = [respond("k"), *(client.get(address) for address in PAGES.values())]
         assert {response.status_code for response in responses} <= {503, 405, 302, 403, 200}
@@ -259,7 +262,8 @@ class TestLeaks:
             assert "mongodb" not in response.content.decode().replace("MongoDB", "")
 
     def test_a_whole_life(self, locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
-        """Taken, renewed, asked for, forced, lost: nothing that is logged, shown or raised has the id of a grant."""
+        """A lock is taken, renewed, asked for, forced and lost. No text in logs, pages or errors has the id of a
+        grant."""
         caplog.set_level(logging.DEBUG, "django_mongolock")
         shown: list[object] = []
         lock = mongo_lock("k", lease=1).acquire()
@@ -287,7 +291,7 @@ class TestLeaks:
     @pytest.mark.long
     @pytest.mark.parametrize("form", [{"lock": "x"}, {"lock": '["locks", "other-site:k", [1]]'}])
     def test_refusals(self, locks: Locks, settings: Settings, form: dict[str, str]) -> None:
-        """A page that refuses names no key: neither that of the form, nor any that there is."""
+        """A page that refuses names no key of the form or of the database."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
         locks.held("other-site:k", "shop:k")
         client = browser(*NAMES)
@@ -299,7 +303,7 @@ class TestLeaks:
 
 
 def respond(key: str) -> Any:
-    """What a locked view answers to somebody else."""
+    """Return the response of a locked view to another caller."""
 
     @mongo_locked("{key}", wait=0, on_contention="respond")
     def view(request: HttpRequest, key: str) -> HttpResponse:

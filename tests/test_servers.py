@@ -1,4 +1,4 @@
-"""The servers that tests and demo run on: they start, can be broken, come back, and never outlive their starter."""
+"""The servers for tests and demo start, can be broken, come back, and never outlive their starter."""
 
 import signal
 import subprocess
@@ -28,7 +28,7 @@ time.sleep(60)
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
-    """However the starter ends, even by SIGKILL: server and directory are gone soon after."""
+    """However the starter ends, even by SIGKILL, the server and its directory are gone soon after."""
     command = [sys.executable, "-c", STARTER]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as starter:
         assert starter.stdout
@@ -45,7 +45,7 @@ def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
 def test_mongodb_names_a_server_that_cannot_be_used_without_its_password(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line that names the variable, and never a part of the URI."""
+    """The error is one line that names the variable, and no part of the URI."""
     monkeypatch.setattr("testproject.servers.mongo.CONTACT_TIMEOUT", 0.1)
     monkeypatch.setenv("MONGODB_URI", uri)
     with pytest.raises(ServerError, match="cannot use the server that MONGODB_URI names") as caught, mongodb():

@@ -1,4 +1,4 @@
-"""The shop of the test project: the ad export story, its judge, and the views under locks."""
+"""The shop of the test project, with the ad export story, its judge, and the views under locks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.get_current_timezone())
 EXPORT, WITHDRAW = Call.Kind.EXPORT, Call.Kind.WITHDRAW
 
 
-def call(  # a call that was never saved: the judge's pure half needs no database
+def call(  # a call that was never saved, because the judge's pure half needs no database
     kind: Call.Kind, version: int, sequence: int | None, *, ad: str = "a", start: float = 0, end: float = 0
 ) -> Call:
-    """A planted entry of the external service's log; times in seconds after noon."""
+    """Return a planted entry of the external service's log. Times are in seconds after noon."""
     times = {"started_at": NOON + timedelta(seconds=start), "ended_at": NOON + timedelta(seconds=end)}
     return Call(ad_id=ad, kind=kind, version=version, sequence=sequence, **times)
 

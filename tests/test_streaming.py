@@ -1,4 +1,4 @@
-"""F48: a streaming response keeps the lock until its last part is sent, or the client has gone."""
+"""F48: A streaming response keeps the lock until its last part is sent, or the client has gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.urls(__name__)
 
 SOURCE = Path(__file__).read_bytes()
-#: What streams have cleaned up, and how many held the lock then.
+#: The number of holders at the cleanup of each stream.
 CLEANED: dict[str, int] = {}
 
 
@@ -49,7 +49,7 @@ lock_stream = mongo_locked("stream:{name}", wait=0, on_contention="respond")
 
 
 def view_of(parts: Callable[[str], Any], *, is_async: bool) -> Any:
-    """A view, sync or async, of a stream that is the one or the other."""
+    """Make a sync or async view of a sync or async stream."""
 
     def view(request: HttpRequest, name: str) -> StreamingHttpResponse:
         return StreamingHttpResponse(parts(name))
@@ -109,7 +109,7 @@ def is_free(name: str) -> bool:
 
 
 def is_whole(kind: str, name: str, body: bytes) -> bool:
-    """Whether it was sent with the lock held at every part, and while the stream cleaned up."""
+    """Return whether the stream was sent with the lock held at every part and during its cleanup."""
     return body == SOURCE if "file" in kind else (body, CLEANED[name]) == (b"1;1;1;", 1)
 
 
@@ -118,7 +118,7 @@ def environ(kind: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 class TestWsgi:
-    """Through Django's own handler, as a WSGI server calls it."""
+    """WSGI streams go through Django's own handler, as a WSGI server calls it."""
 
     def call(self, kind: str, name: str, **more: Any) -> Any:
         handler: Any = WSGIHandler()
@@ -127,7 +127,7 @@ class TestWsgi:
     @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
     @pytest.mark.parametrize("kind", WHOLE)
     def test_whole(self, kind: str, name: str) -> None:
-        """Held until the end, then free."""
+        """The lock is held until the end, and free afterwards."""
         response = self.call(kind, name)
         assert not is_free(name)
         assert is_whole(kind, name, b"".join(response))
@@ -135,7 +135,7 @@ class TestWsgi:
         assert is_free(name)
 
     def test_disconnected(self, name: str) -> None:
-        """A server that closes the response early gives it back, after the stream has cleaned up."""
+        """If a server closes the response early, the lock is released after the stream has cleaned up."""
         response = self.call("stream", name)
         assert next(iter(response)) == b"1;"
         assert not is_free(name)
@@ -151,7 +151,7 @@ class TestWsgi:
         assert is_free(name)
 
     def test_file_of_the_server(self, name: str) -> None:
-        """A file that the server sends by itself: it still can, and closes it afterwards."""
+        """The server can still send a file by itself, and closes the file afterwards."""
         sent: list[Any] = []
 
         class Wrapper:
@@ -164,7 +164,7 @@ class TestWsgi:
         assert is_free(name)
 
     def test_dropped(self, name: str) -> None:
-        """A response that is dropped without being closed gives the lock back when it is collected."""
+        """If a response is dropped without being closed, the lock is released when the response is collected."""
         response = VIEWS["stream"](RequestFactory().get("/"), name)
         assert not is_free(name)
         with pytest.warns(ResourceWarning, match="was not released") as warned:  # noqa: PT031
@@ -172,7 +172,8 @@ class TestWsgi:
             assert eventually(lambda: is_free(name) and len(warned) > 0)
 
     def test_lost(self, name: str) -> None:
-        """A lock that was lost breaks the stream off, so that nobody takes it for whole; then it is closed quietly."""
+        """A lost lock breaks the stream off, so that no client takes the stream for complete. The stream is then closed
+        quietly."""
         response = VIEWS["stream"](RequestFactory().get("/"), name)
         iterator = iter(response)
         next(iterator)
@@ -185,7 +186,7 @@ class TestWsgi:
 
 
 class Browser:
-    """What an ASGI server is to an application, and a client that may leave."""
+    """An ASGI server for an application, with a client that may leave."""
 
     def __init__(self, after: int | None = None) -> None:
         self.body: list[bytes] = []
@@ -205,7 +206,7 @@ class Browser:
             self.body.append(message["body"])
             if self.after is not None and len(self.body) >= self.after:
                 self.gone.set()
-                await asyncio.sleep(5)  # a client that takes no more: the server cancels us here
+                await asyncio.sleep(5)  # a client that takes no more, so that the server cancels us here
 
     async def get(self, url: str, query: bytes = b"") -> None:
         scope = {
@@ -222,12 +223,12 @@ class Browser:
 
 
 class TestAsgi:
-    """Through Django's own handler, as an ASGI server calls it."""
+    """ASGI streams go through Django's own handler, as an ASGI server calls it."""
 
     @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
     @pytest.mark.parametrize("kind", WHOLE)
     async def test_whole(self, kind: str, name: str) -> None:
-        """Held until the end, then free."""
+        """The lock is held until the end, and free afterwards."""
         browser = Browser()
         await browser.get(f"/{kind}/{name}/")
         assert is_whole(kind, name, b"".join(browser.body))
@@ -235,7 +236,7 @@ class TestAsgi:
 
     @pytest.mark.parametrize("query", [b"", b"busy=1"])
     async def test_disconnected(self, name: str, query: bytes) -> None:
-        """A client that leaves gives it back, after the stream has cleaned up."""
+        """If a client leaves, the lock is released after the stream has cleaned up."""
         browser = Browser(after=3)
         await browser.get(f"/endless/{name}/", query)
         assert len(browser.body) == 3
@@ -244,10 +245,10 @@ class TestAsgi:
 
 
 async def test_closed_in_its_loop(name: str) -> None:
-    """By Django's test client, which closes the response early in the loop's own thread: it cleans up soon after."""
+    """Django's test client closes the response early in the loop's own thread. The response cleans up soon after."""
     response: Any = await AsyncClient().get(f"/endless/{name}/")
     await anext(aiter(response.streaming_content))
-    # Django would look at the connections of this thread, which it refuses to do inside of a loop.
+    # Django would check the connections of this thread, but refuses to do so inside of a loop.
     request_finished.disconnect(close_old_connections)
     try:
         response.close()

@@ -1,4 +1,4 @@
-"""Tenants with a database each: a name says where it lives."""
+"""Tenants with a database each. A name says where each object is."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.versioned.shapes import Named
 
 @pytest.fixture
 def db(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[tuple[str, ...]]:
-    """The aliases of two tenants."""
+    """Return the aliases of two tenants."""
     with django_db_blocker.unblock(), ExitStack() as stack:
         yield tuple(stack.enter_context(added("sqlite", str(tmp_path / name), name)) for name in ("one", "two"))
 
 
 class TestTenants:
-    """A database for each tenant: the same keys in each are different objects and people."""
+    """Each tenant has a database. The same keys in each are different objects and people."""
 
     def test_rows(self, db: tuple[str, str], locks: Locks) -> None:
-        """F210: Row 1 of one tenant is not row 1 of the other, for row locks and edit locks; a proxy is the same
+        """F210: Row 1 of one tenant is not row 1 of the other, for row locks and edit locks. A proxy is the same
         row."""
         first, second = (Named.objects.using(alias).create(name="a") for alias in db)
         with mongo_lock(first, wait=0), mongo_lock(second, wait=0) as lock:
@@ -43,7 +43,7 @@ class TestTenants:
         assert edit_key(Named(name="x" * 600)).startswith("edit:versioned.named:")
 
     def test_people(self, db: tuple[str, str], locks: Locks) -> None:
-        """F210: User 1 of one tenant is somebody else for user 1 of the other."""
+        """F210: User 1 of one tenant is another person than user 1 of the other."""
         request = RequestFactory().get("/")
         states = []
         for alias in ("default", *db):
@@ -53,7 +53,7 @@ class TestTenants:
         assert [status.editor and status.editor.who for status in states] == ["mine", "other", "other"]
 
     def test_a_prefix_for_each(self, settings: Settings, locks: Locks) -> None:
-        """F210: KEY_PREFIX may be a callable, which is asked each time."""
+        """F210: KEY_PREFIX may be a callable. The callable is called each time."""
         tenant = ["one:"]
         set_locks(settings, KEY_PREFIX=lambda: tenant[0])
         with mongo_lock("a") as first:

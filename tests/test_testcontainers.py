@@ -1,4 +1,4 @@
-"""The path of people who test with Docker: testcontainers starts the MongoDB that the locks live in."""
+"""The way of users who test with Docker. Testcontainers starts the MongoDB of the locks."""
 
 import contextlib
 import re
@@ -31,7 +31,7 @@ ENTRYPOINT ["/mongod", "--dbpath", "/data"]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[docker.DockerClient]:
-    """A Docker engine: the one that DOCKER_HOST or the usual socket leads to, or one of our own."""
+    """Return a Docker engine of DOCKER_HOST, of the usual socket, or of our own."""
     parts.require("a Docker engine")
     with contextlib.ExitStack() as stack:
         if not parts.runs_docker():
@@ -43,7 +43,7 @@ def engine() -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="module")
 def image(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An image with our mongod and its libraries and nothing else: there is no registry to pull one from here."""
+    """Build an image with only our mongod and its libraries, because there is no registry to pull one from here."""
     context = tmp_path_factory.mktemp("image")
     (context / "Dockerfile").write_text(DOCKERFILE)
     (context / "root/data").mkdir(parents=True)
@@ -61,7 +61,7 @@ def image(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def container_uri(image: str) -> Iterator[str]:
-    """The URI of a replica set of one that testcontainers runs, as the fixture `mongolock_container` has it."""
+    """Return the URI of a replica set of one that testcontainers runs, as in the fixture `mongolock_container`."""
     with pytest.MonkeyPatch.context() as patch:
         # Ryuk is an image of its own, and the container's own address is not reachable everywhere.
         patch.setattr(testcontainers_config, "ryuk_disabled", True)
@@ -77,7 +77,7 @@ def libraries(program: Path) -> list[Path]:
 
 
 def test_a_lock_is_held_in_a_container(container_uri: str) -> None:
-    """People with Docker test their locks against a container: one holder at a time, tokens that grow."""
+    """A lock against a container has one holder at a time, and tokens that grow."""
     session = Session(MongoStore(StoreConfig({"host": container_uri}, "locks")))
     try:
         with MongoLock(lambda: session, ("k",)) as first:

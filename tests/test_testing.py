@@ -1,4 +1,4 @@
-"""For our users' tests: what `mongolock`, `override_locks` and `LockTestMixin` do. None of it may need a database."""
+"""`mongolock`, `override_locks` and `LockTestMixin` for users' tests, without any database."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def pay(request: HttpRequest, order_id: int) -> HttpResponse:
 
 class TestLockedView(LockTestMixin, SimpleTestCase):
     def test_free(self) -> None:
-        """Locked once, by its key, and free again."""
+        """The lock was taken once, by its key, and is free again."""
         response = pay(RequestFactory().get("/"), 5)
         assert response.content == b"paid"
         self.mongolock.assert_locked("order:5", times=1)
         self.mongolock.assert_free()
 
     def test_busy(self) -> None:
-        """Who waits for what the test itself holds has waited at once."""
+        """A wait for a lock that the test itself holds ends at once."""
         with self.mongolock.hold("order:5"):
             response = pay(RequestFactory().get("/"), 5)
         assert response.status_code == 423
@@ -72,11 +72,11 @@ class TestLockedView(LockTestMixin, SimpleTestCase):
 
 
 class TestOverride:
-    """Where `override_locks` may stand, and that nothing of it stays."""
+    """The places of `override_locks`, and the removal of its effects."""
 
     @override_locks(kwarg_name="locks")
     async def test_on_a_coroutine_function(self, locks: MemoryLocks) -> None:
-        """In force until the body has run."""
+        """The override is in force until the body has run."""
         async with mongo_lock("a"):
             await asyncio.sleep(0)
             assert locks.held() == ["a"]
@@ -102,10 +102,11 @@ class TestOverride:
 
 
 class TestLeftBehind:
-    """F94: what a test holds at its end, and tests inside of tests."""
+    """F94: Locks that a test still holds at its end, and tests inside of tests."""
 
     def test_a_lock_that_is_still_held_is_reported(self) -> None:
-        """With its key and the line that took it; a lock that the test holds itself is none."""
+        """The report has the key of the lock and the line that took it. A lock held by the test itself is not
+        reported."""
         test = override_locks()
         locks = test.enable()
         locks.hold("b")
@@ -122,7 +123,7 @@ class TestLeftBehind:
             locks.assert_released()
 
     def test_a_thread_that_still_waits_is_reported(self) -> None:
-        """It will never get the lock."""
+        """The thread will never get the lock."""
         errors: list[LockError] = []
 
         def wait() -> None:
@@ -143,7 +144,7 @@ class TestLeftBehind:
         assert len(errors) == 1
 
     def test_strict(self) -> None:
-        """The test fails, but not beside an error of its own; a decorator may be used again."""
+        """The test fails, but not in addition to an error of its own. A decorator may be used again."""
 
         @override_locks(strict=True)
         def leave(error: Exception | None = None) -> MongoLock:
@@ -161,7 +162,7 @@ class TestLeftBehind:
 
     @pytest.mark.parametrize("strict", [False, True])
     def test_strict_in_a_test_case(self, strict: bool) -> None:
-        """By an attribute of the class; what tearDown releases is released."""
+        """The attribute of the class counts. Locks released in tearDown are not reported."""
 
         class Case(LockTestMixin, SimpleTestCase):
             mongolock_strict = strict
@@ -186,7 +187,7 @@ class TestLeftBehind:
     @pytest.mark.filterwarnings("ignore::ResourceWarning")
     @pytest.mark.parametrize("reported", [False, True])
     def test_what_was_dropped(self, reported: bool) -> None:
-        """It is left behind, too, whether or not it has been released since. That is said once."""
+        """A dropped lock is left behind, too, even if it has been released since. The report comes once."""
 
         @override_locks(strict=True, kwarg_name="locks")
         def drop(locks: MemoryLocks) -> None:
@@ -201,7 +202,7 @@ class TestLeftBehind:
             drop()  # type: ignore[call-arg]
 
     def test_one_inside_another(self) -> None:
-        """The inner one begins without locks; the outer one keeps its own, and records nothing of the inner's."""
+        """The inner one begins without locks. The outer one keeps its own, and records nothing of the inner one's."""
         with override_locks(strict=True) as outer:
             mine, theirs = mongo_lock("a").acquire(), outer.hold("b")
             with override_locks(WAIT=3) as inner:
@@ -218,7 +219,7 @@ class TestLeftBehind:
 
 @pytest.mark.long
 def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F94: ``mongolock_strict = true``, for all tests with the fixture."""
+    """F94: ``mongolock_strict = true`` applies to all tests with the fixture."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
     pytester.makeini("[pytest]\nmongolock_strict = true\nDJANGO_SETTINGS_MODULE = testproject.settings\n")
     pytester.makepyfile(
@@ -239,7 +240,7 @@ def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pyt
 
 
 def has_plugin() -> bool:
-    """Whether pytest finds the plugin by itself."""
+    """Return whether pytest finds the plugin by itself."""
     return any(point.value == "django_mongolock.testing.pytest_plugin" for point in entry_points(group="pytest11"))
 
 
@@ -290,7 +291,8 @@ class TestLose:
 
 class TestTime:
     def test_a_day_is_quick(self, mongolock: MemoryLocks) -> None:
-        """F94: of a quarter of a million renewals of a second's lease, only the first and the last are made."""
+        """F94: In a day, a lock with a lease of a second has a quarter of a million renewals. Only the first and the
+        last are made."""
         began = time.process_time()
         with mongo_lock("a", lease=1) as mine, mongolock.hold("b", lease=1) as theirs:
             mongolock.advance(timedelta(days=1))
@@ -300,7 +302,7 @@ class TestTime:
         assert time.process_time() - began < 5
 
     def test_the_longest_hold_ends_within_a_long_time(self, mongolock: MemoryLocks) -> None:
-        """The renewals that are skipped are those that would be made, and no more."""
+        """Exactly the renewals that would be made are skipped."""
         with heard(signals.lock_lost) as told:
             lock = mongo_lock("a", lease=1, max_hold=5_000).acquire()
             with mongo_lock("b", lease=7) as other:
@@ -361,7 +363,7 @@ class TestBackend:
             assert not mongo_lock("a", using="any", reentrant=False, owner="o").held
 
     def test_is_warned_of_outside_of_tests(self, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A lock that two processes both get would be a lie."""
+        """A lock that two processes both get would be a false promise."""
         monkeypatch.setattr(checks, "shared_by_all", set())  # functions of other tests
         assert [message.id for message in run_checks(databases=["default"]) if "mongolock" in str(message.id)] == []
         monkeypatch.delattr("django.core.mail.outbox")
@@ -379,7 +381,7 @@ class TestBackend:
         ids=["held", "all", "get", "ask"],
     )
     def test_the_orm_says_that_it_sees_nothing(self, mongolock: MemoryLocks, look: Callable[[], object]) -> None:
-        """Rather than that nobody holds any lock; and without a database."""
+        """The error does not claim that no lock is held, and needs no database."""
         with mongo_lock("a"), pytest.raises(LockBackendFailed, match="in the memory of each process"):
             look()
 
@@ -395,7 +397,7 @@ class TestBackend:
             call_command(*command)
 
     def test_another_backend_meanwhile(self, mongolock: MemoryLocks) -> None:
-        """Clear words instead of an attribute error."""
+        """The error has clear words, and is not an attribute error."""
         mongo = "django_mongolock.backends.MongoBackend"
         with override_locks(BACKEND=mongo) as locks, pytest.raises(ImproperlyConfigured, match="BACKEND"):
             locks.hold("a")

@@ -1,4 +1,4 @@
-"""The tiers of the tests: which cases run when, and what fails because it is in the wrong one. Runs of pytest."""
+"""The tiers of the tests, with their cases, and the failures of cases in the wrong one. These tests run pytest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestFile:
 """
 SHORT = {"short", "witness", "witness_of_a_long_file"}
 LONG = {"long", "of_a_long_file"}
-#: By which the cases here are judged: one that takes a second adds that to it.
+#: The clock of these cases. A case that takes a second adds one to it.
 CLOCK = [0.0]
 HEAD = """
 import pytest
@@ -77,7 +77,7 @@ def test_takes_a_second_too(): take(1)
 
 @pytest.fixture(autouse=True)
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project that knows the marks, and has no plugins."""
+    """Make a project that knows the marks, and has no plugins."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini(f"[pytest]\nmarkers =\n{MARKERS}\n  flaky: is repeated\n")
 
@@ -96,7 +96,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_which_cases_run(pytester: pytest.Pytester, arguments: list[str], names: set[str]) -> None:
-    """Short cases and witnesses by default, the long ones with --long; who names a case gets it."""
+    """Short cases and witnesses run by default, and the long ones with --long. A case that is named runs."""
     pytester.makepyfile(test_cases=CASES)
     result = pytester.runpytest_inprocess("-p", "tests.tiers", "--collect-only", "-q", *arguments)
     assert set(re.findall(r"::test_(\w+)$", result.stdout.str(), re.MULTILINE)) == names
@@ -111,7 +111,7 @@ def test_a_short_case_is_not_repeated(pytester: pytest.Pytester) -> None:
 
 @pytest.fixture
 def by_that_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cases are judged by CLOCK, on a machine on which no process waits for a processor."""
+    """Judge cases by CLOCK, on a machine without processes that wait for a processor."""
     monkeypatch.setattr(tiers, "now", lambda: CLOCK[0])
     monkeypatch.setattr(tiers, "stalled", lambda: 0.0)
 
@@ -123,7 +123,7 @@ def by_that_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("by_that_clock")
 def test_a_case_that_takes_too_long(pytester: pytest.Pytester, cases: str, errors: int) -> None:
-    """It fails, with what to do; fixtures that others share are not its own, and what is marked may take its time."""
+    """A case over the limit fails, with advice. Shared fixtures do not count, and marked cases may take their time."""
     pytester.makepyfile(cases)
     result = pytester.runpytest_inprocess(plugins=[tiers.Stopwatch(0.5)])
     result.assert_outcomes(passed=1 if cases in {LONG_CASE, OWN_SETUP} else 2, errors=errors)

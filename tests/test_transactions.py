@@ -1,4 +1,4 @@
-"""`release="on_commit"`: the lock is given back after the outermost end of every transaction, however it ends (F47)."""
+"""`release="on_commit"` releases the lock after the outermost end of every transaction, however it ends (F47)."""
 
 # ruff: noqa: PT012, PT031, SIM117 - blocks inside of blocks are what is tested here
 
@@ -43,14 +43,14 @@ def others(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def manual(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
-    """An alias whose transactions the program ends itself."""
+    """Return an alias with transactions that the program ends itself."""
     with row_file("manual", tmp_path / "three.sqlite3", monkeypatch, AUTOCOMMIT=False) as made:
         yield made
 
 
 @pytest.fixture
 def story(rows: Rows) -> Iterator[list[str]]:
-    """What has happened, in order; a release says what others see of the rows then."""
+    """Return the list of events in order. A release records the rows that others see."""
     told: list[str] = []
 
     def look(**event: Any) -> None:
@@ -63,12 +63,12 @@ def story(rows: Rows) -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _untold() -> None:
-    """Each test is warned of places again."""
+    """Let each test be warned of its places again."""
     module._reported.clear()
 
 
 def work(rows: Rows, story: list[str], **options: Any) -> None:
-    """Write a row under a lock, inside whatever transaction is open."""
+    """Write a row under a lock, inside any open transaction."""
     with mongo_lock(new_key(), **options):
         story.append("acquire")
         rows.write("a")
@@ -77,8 +77,8 @@ def work(rows: Rows, story: list[str], **options: Any) -> None:
 class TestOnCommit:
     @pytest.mark.filterwarnings("ignore:.*was released inside the transaction")
     def test_naive(self, rows: Rows, story: list[str]) -> None:
-        """What a plain lock does inside a transaction: whoever gets it next does not see the row. These tests would
-        find it."""
+        """A plain lock inside a transaction releases early, and the next holder does not see the row. These tests would
+        find that."""
         with transaction.atomic(using="file"):
             work(rows, story)
         story.append(f"{len(rows())} rows")
@@ -87,8 +87,8 @@ class TestOnCommit:
     @pytest.mark.parametrize("inner", [None, True, False])
     @pytest.mark.parametrize(("end", "written"), [("commit", 1), ("an error", 0), ("set_rollback", 0)])
     def test_the_outermost_end(self, rows: Rows, story: list[str], end: str, written: int, inner: bool | None) -> None:
-        """After the commit, or the rollback, of the outermost block, whatever is inside of it, with a savepoint or
-        without; and the connection works as before."""
+        """The lock is released after the commit or rollback of the outermost block, with any inner blocks, with a
+        savepoint or without. The connection works as before."""
         with contextlib.suppress(ZeroDivisionError), transaction.atomic(using="file"):
             within = contextlib.nullcontext() if inner is None else transaction.atomic(using="file", savepoint=inner)
             with within, transaction.atomic(using="file"):
@@ -102,7 +102,7 @@ class TestOnCommit:
         assert rows() == ["a"] * written + ["after"]
 
     def test_savepoint_rollback(self, rows: Rows, story: list[str]) -> None:
-        """The lock was taken inside a savepoint that is rolled back: it stays until the outermost end."""
+        """A lock that was taken inside a savepoint outlasts the savepoint's rollback, until the outermost end."""
         with transaction.atomic(using="file"):
             rows.write("first")
             with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
@@ -119,7 +119,7 @@ class TestOnCommit:
         assert story == ["acquire", "release, 1 rows", "release, 2 rows"]
 
     def test_several_databases(self, rows: Rows, others: Rows, story: list[str]) -> None:
-        """Transactions on two databases: released after the end of the last."""
+        """With transactions on two databases, the lock is released after the end of the last."""
         with transaction.atomic(using="other"):
             with transaction.atomic(using="file"):
                 work(rows, story, release="on_commit")
@@ -135,7 +135,7 @@ class TestOnCommit:
         assert story == ["release, 1 rows"]
 
     def test_released_by_hand(self, rows: Rows, story: list[str]) -> None:
-        """`release()` waits for the end as well; until then the lock is held."""
+        """`release()` waits for the end as well. The lock is held until then."""
         with transaction.atomic(using="file"):
             lock = mongo_lock(new_key(), release="on_commit").acquire()
             assert lock.release()
@@ -191,7 +191,7 @@ class TestOnCommit:
         assert story == ["acquire", "release, 0 rows", "closed", "release, 0 rows"]
 
     def test_autocommit_off(self, manual: Rows, story: list[str]) -> None:
-        """Where the program ends its transactions itself, that is what counts, not the end of a block."""
+        """If the program ends its transactions itself, its commit or rollback counts, not the end of a block."""
         for end in (transaction.commit, transaction.rollback):
             manual.write("a")
             with transaction.atomic(using="manual"), mongo_lock(new_key(), release="on_commit"):
@@ -209,7 +209,7 @@ class TestLoss:
 
     @pytest.mark.parametrize("inside", [True, False])
     def test_refused(self, rows: Rows, inside: bool) -> None:
-        """Lost before the end of its block, as always, or between that and the commit: the commit is refused, and the
+        """The lock is lost before the end of its block, or between that and the commit. The commit is refused, and the
         connection goes on."""
         with pytest.raises(LockLost), transaction.atomic(using="file"):
             with mongo_lock(new_key(), release="on_commit") as lock:
@@ -230,7 +230,7 @@ class TestLoss:
 
 
 def lose(lock: MongoLock) -> None:
-    """The lock is lost, and its holder knows."""
+    """Let the lock be lost, with the knowledge of its holder."""
     for grant in own(lock).grants:
         grant.mark_lost("a test wants it so")
 
@@ -238,7 +238,7 @@ def lose(lock: MongoLock) -> None:
 @WITH_MONGO
 @pytest.mark.usefixtures("locks")
 class TestMongo:
-    """A transaction of django_mongodb_backend is one; Django's own atomic() on MongoDB is none."""
+    """A transaction of django_mongodb_backend counts. Django's own atomic() on MongoDB does not."""
 
     @pytest.mark.parametrize("error", [None, ZeroDivisionError])
     def test_released_at_its_end(self, error: type[Exception] | None) -> None:
@@ -278,7 +278,7 @@ class TestWarning:
     """A lock that is given back inside an open transaction says so, once for each place."""
 
     def test_warned_once(self, rows: Rows) -> None:
-        """It names the database, the place and the cures."""
+        """The warning names the database, the place and the cures."""
         with pytest.warns(RuntimeWarning, match="released inside the transaction that is open on 'file'") as caught:
             for _ in range(3):
                 with transaction.atomic(using="file"):
@@ -293,7 +293,7 @@ class TestWarning:
     def test_warnings_that_are_errors(
         self, rows: Rows, face: Face, monkeypatch: pytest.MonkeyPatch, error: type[KeyError] | None
     ) -> None:
-        """The lock is released all the same, and the error of the block is what is raised."""
+        """The lock is released all the same, and the error of the block is raised."""
         monkeypatch.setattr(locks, "open_transactions", lambda: [connections["file"]])  # a coroutine has others
         lock = mongo_lock(new_key())
         with warnings.catch_warnings(), pytest.raises(error or RuntimeWarning):
@@ -305,7 +305,7 @@ class TestWarning:
 
     @pytest.mark.parametrize("release", ["now", "on_commit"])
     def test_not_warned(self, rows: Rows, release: Any) -> None:
-        """Who has said what is meant is not warned."""
+        """A caller that has chosen a release is not warned."""
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with transaction.atomic(using="file"), mongo_lock(new_key(), release=release):
@@ -313,7 +313,7 @@ class TestWarning:
 
 
 class TestTestCase(TestCase):
-    """Tests run in a transaction of their own: it does not count, or every lock of a test would stay."""
+    """The transaction of a test case does not count. Otherwise every lock of a test would stay."""
 
     databases = {"default"}  # noqa: RUF012
 
@@ -330,7 +330,7 @@ class TestTestCase(TestCase):
                 raise error
 
     def test_outermost_block_of_the_code(self) -> None:
-        """The outermost block of the code under test is what counts: locks are free for the next call."""
+        """The outermost block of the code under test counts, and locks are free for the next call."""
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with mongo_lock(new_key()):
@@ -342,7 +342,7 @@ class TestTestCase(TestCase):
             assert holders(key) == []
 
     def test_ends(self) -> None:
-        """By commit or rollback of its savepoint; a block without one has no end that can be seen."""
+        """The block ends with the commit or rollback of its savepoint. A block without one has no visible end."""
         self.release(None, True)
         with pytest.raises(ZeroDivisionError):
             self.release(ZeroDivisionError, True)

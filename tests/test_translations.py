@@ -1,8 +1,7 @@
-"""Every text of the package that people read has its German; the tests name what is missing.
+"""Every text of the package that people read has a German translation. The tests name missing ones.
 
-To add what is missing: `cd django_mongolock`, `python -m django makemessages -l de --no-location --no-obsolete`,
-fill in what is empty or marked fuzzy in locale/de/LC_MESSAGES/django.po, then `python -m django compilemessages -l
-de`.
+To add missing texts: `cd django_mongolock`, `python -m django makemessages -l de --no-location --no-obsolete`, fill in
+empty and fuzzy texts in locale/de/LC_MESSAGES/django.po, then `python -m django compilemessages -l de`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from django.utils.translation import template
 
 ROOT = Path(__file__).resolve().parents[1] / "django_mongolock"
 FOLDER = ROOT / "locale" / "de" / "LC_MESSAGES"
-#: What takes a text to translate, and how many forms of it.
+#: The functions that take a text to translate, and the number of its forms.
 FUNCTIONS = {"_": 1, "gettext": 1, "gettext_lazy": 1, "gettext_noop": 1, "ngettext": 2, "ngettext_lazy": 2}
 Message = tuple[str, ...]
 
 
 def messages_in(source: str) -> Iterator[Message]:
-    """The texts of a Python source: one, or singular and plural."""
+    """Yield the texts of a Python source, as one or as singular and plural."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
             texts = [each.value for each in node.args[: FUNCTIONS[node.func.id]] if isinstance(each, ast.Constant)]
@@ -42,13 +41,13 @@ def all_messages() -> dict[Message, str]:
         calls = re.findall(r"\b(?:gettext|ngettext|_)\((?:[^()\"']|\"(?:\\.|[^\"])*\"|'(?:\\.|[^'])*')*\)",
                            template.templatize(path.read_text()))  # fmt: skip
         for call in calls:
-            # What is counted is written there without quotes: any name will do.
+            # The counted value is written there without quotes, so any name will do.
             found |= {message: str(path.relative_to(ROOT)) for message in messages_in(call)}
     return found
 
 
 def written() -> dict[Message, tuple[str, ...]]:
-    """The .po file, as far as it is in order: what is fuzzy or empty is not."""
+    """Return the translations of the .po file, without fuzzy and empty ones."""
     found: dict[Message, tuple[str, ...]] = {}
     for block in (FOLDER / "django.po").read_text().split("\n\n"):
         lines = [line for line in block.splitlines() if not line.startswith("#")]
@@ -66,7 +65,7 @@ def written() -> dict[Message, tuple[str, ...]]:
 
 
 def test_messages_are_found() -> None:
-    """The search finds those in Python and those in templates; so the tests below can fail."""
+    """The search finds texts in Python and in templates. The tests below can therefore fail."""
     found = all_messages()
     assert len(found) > 200
     for message in (("stale",), ("%d stale lock was cleared.", "%d stale locks were cleared."),
@@ -76,7 +75,7 @@ def test_messages_are_found() -> None:
 
 
 def test_nothing_is_missing() -> None:
-    """Each has a German text, which is neither empty nor fuzzy; and the .po has nothing that nobody says any more."""
+    """Each text has a German translation that is neither empty nor fuzzy. The .po file has no unused texts."""
     found, known = all_messages(), written()
     missing = [f"{where}: {' | '.join(message)}" for message, where in found.items() if message not in known]
     assert not missing, f"without German ({__doc__}):\n" + "\n".join(missing)
@@ -96,7 +95,7 @@ def test_compiled() -> None:
 
 
 def test_places() -> None:
-    """What is filled in is filled in in German, too: the same places in every form."""
+    """German texts have the same placeholders as the English ones, in every form."""
     places = re.compile(r"%\(\w+\)[sd]|%[sd]|\{\w+\}")
     for message, texts in written().items():
         allowed = {place for text in message for place in places.findall(text)}

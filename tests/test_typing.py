@@ -1,4 +1,4 @@
-"""The types that our users see: mypy, strict, on tests/typing."""
+"""The types that our users see, checked by mypy, strict, on tests/typing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_typing() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_mistyped_option_is_one_line(tmp_path: Path) -> None:
-    """F154: rather than a wall of overloads."""
+    """F154: A mistyped option is reported in one line instead of a wall of overloads."""
     calls = ("mongo_lock('a', leese=3)", "mongo_locked('a', leese=3)", "mongo_locked('a', on_contention='skp')")
     source = "from django_mongolock import mongo_lock, mongo_locked\n" + "\n".join(calls)
     with pytest.raises(AssertionError) as told:
@@ -34,5 +34,5 @@ def test_a_mistyped_option_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_pyright() -> None:
-    """The same files for those who check with pyright."""
+    """Check the same files with pyright."""
     python("-m", "pyright", "--pythonpath", sys.executable, "tests/typing", folder=ROOT)

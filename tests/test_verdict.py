@@ -1,4 +1,5 @@
-"""The one verdict of a lock: how it is, since when nothing was heard, and what happens if nobody does anything."""
+"""The one verdict of a lock, with its state, the time since the last sign of life, and the outcome without any
+action."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def ago(seconds: float) -> datetime:
 
 
 def holder(*, heard: float, held: float = 0.0, **facts: Any) -> dict[str, Any]:
-    """A holder with a lease of half a minute that was renewed *heard* seconds ago."""
+    """Return a holder with a lease of half a minute that was renewed *heard* seconds ago."""
     granted = ago(max(heard, held))
     return entry(1, **{"until": ago(heard - SERVER_LEASE), "since": granted, "acquired_at": granted, **facts})
 
@@ -32,7 +33,7 @@ Holds = tuple[float, float] | None
 
 
 def judged(holders: list[dict[str, Any]], waiters: int, earlier: Holds, holds: int = 10) -> LockSnapshot:
-    """The lock with these holders, after so many holds."""
+    """Return the lock with these holders, after so many holds."""
     mean, longest = earlier or (0.0, 0.0)
     counted = holds if earlier else 0
     found = document("order:5", holders, [waiter(number) for number in range(waiters)])
@@ -125,7 +126,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Holds, Verdict | None, str]] =
 def test_the_table(
     holders: list[dict[str, Any]], waiters: int, earlier: Holds, verdict: Verdict | None, text: str
 ) -> None:
-    """F147: one of six; and "if you do nothing" only where the lock gets free by itself."""
+    """F147: There are six verdicts. "If you do nothing" is shown only if the lock gets free by itself."""
     found = judged(holders, waiters, earlier)
     assert found.verdict is verdict
     assert verdict_text(found).startswith(text)

@@ -1,4 +1,4 @@
-"""Versions: what was changed since it was read is not written over. On SQLite, PostgreSQL and MongoDB."""
+"""A save never overwrites a change made since the read. These tests run on SQLite, PostgreSQL and MongoDB."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def make(db: str, **values: Any) -> Thing:
 
 
 def two(db: str, model: Any = Thing, **values: Any) -> tuple[Any, Any]:
-    """The same row, read twice."""
+    """Return the same row, read twice."""
     made = model._base_manager.using(db).create(**values) if values or model is not Thing else make(db)
     read = model._base_manager.using(db)
     return read.get(pk=made.pk), read.get(pk=made.pk)
 
 
 def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> VersionConflict:
-    """The conflict by which a call is refused."""
+    """Return the conflict that refuses a call."""
     with pytest.raises(VersionConflict) as caught:
         call(*arguments, **options)
     return caught.value
@@ -73,7 +73,7 @@ class TestSave:
     """Model.save() in all its forms."""
 
     def test_the_second_of_two_is_refused(self, db: str) -> None:
-        """Nothing of it is written, and the error has both versions and what differs."""
+        """The refused save writes nothing. The error has both versions and the differences."""
         first, second = two(db)
         first.count, second.count, second.title = 1, 2, "b"
         first.save()
@@ -87,7 +87,7 @@ class TestSave:
         refused(second.save)
 
     def test_the_error_survives_pickling(self, db: str) -> None:
-        """Celery ships it; an expression in it does no harm, and values stay out of the message."""
+        """Celery pickles the error. An expression in it does no harm, and values stay out of the message."""
         first, second = two(db)
         first.save()
         second.count, second.title = F("count") + 1, "secret"
@@ -100,7 +100,7 @@ class TestSave:
         assert again.changed["count"] == ("<CombinedExpression: F(count) + Value(1)>", 0)
 
     def test_update_fields(self, db: str) -> None:
-        """The version need not be among them: it is checked and raised all the same."""
+        """The version is checked and raised, even if update_fields does not name it."""
         first, second = two(db)
         first.count = 1
         first.save(update_fields=["count"])
@@ -114,7 +114,7 @@ class TestSave:
         assert (stored(first, db).title, stored(first, db).count, stored(first, db).version) == ("b", 1, 3)
 
     def test_deleted_meanwhile(self, db: str) -> None:
-        """A save does not bring back what somebody deleted."""
+        """A save does not bring back a deleted row."""
         first, second = two(db)
         first.delete()
         for options in ({}, {"force_update": True}, {"update_fields": ["count"]}):
@@ -127,7 +127,7 @@ class TestSave:
         assert second.version == stored(second, db).version == 1
 
     def test_what_was_never_read_is_not_written_over(self, db: str) -> None:
-        """An instance with the key of a row that is there: Django would overwrite it without having seen it."""
+        """Django would overwrite an existing row for an instance with its key that was never read."""
         Named.objects.using(db).create(pk="a", value=1)
         error = refused(Named(pk="a", value=2).save, using=db)
         assert "there before, and not read: stored in version 1" in str(error)
@@ -140,13 +140,13 @@ class TestSave:
         assert Named.objects.using(db).count() == 2
 
     def test_a_new_row_with_a_key_of_its_own(self, db: str) -> None:
-        """Where there is none, forced updates say so as always."""
+        """A forced update of a missing row raises the usual error."""
         with pytest.raises(DatabaseError) as caught:
             Thing(title="x").save(using=db, force_update=True)
         assert not isinstance(caught.value, VersionConflict)
 
     def test_expressions(self, db: str) -> None:
-        """F() works, once per save; the version itself is not to be meddled with."""
+        """F() works, once per save. The version itself must not be set by the user."""
         first, second = two(db)
         first.count = F("count") + 3
         first.save()
@@ -160,7 +160,8 @@ class TestSave:
                 again.save()
 
     def test_deferred_version(self, db: str) -> None:
-        """A row that was read without its version cannot be saved or deleted; looking at it later does not help."""
+        """A row that was read without its version cannot be saved or deleted. Reading the version later does not
+        help."""
         made = make(db)
         partly = models.QuerySet[Thing](Thing, using=db).only("title").get(pk=made.pk)
         assert partly.version == 1
@@ -173,7 +174,7 @@ class TestSave:
         assert stored(made, db).title == "a"
 
     def test_only_and_defer_keep_the_version(self, db: str) -> None:
-        """With the manager of versions it is always read along; other deferred fields are left alone."""
+        """With the manager of versions, the version is always read. Other deferred fields stay deferred."""
         made = make(db, count=7)
         for read in (Thing.objects.using(db).only("title"), Thing.objects.using(db).defer("version", "count")):
             thing = read.get(pk=made.pk)
@@ -186,7 +187,8 @@ class TestSave:
         assert not Thing.objects.using(db).defer("version").get(pk=made.pk).get_deferred_fields()
 
     def test_a_deferred_field_that_is_loaded_later(self, db: str) -> None:
-        """It may be newer than the rest; the rest stays what was read, and is not saved over a change."""
+        """A field that is loaded later may be newer than the rest. The rest stays as it was read, and is not saved over
+        a change."""
         made = make(db, count=1)
         for read in (Thing.objects.using(db), models.QuerySet[Thing](Thing, using=db)):
             thing = read.defer("count").get(pk=made.pk)
@@ -198,7 +200,7 @@ class TestSave:
             refused(thing.save)
 
     def test_refresh(self, db: str) -> None:
-        """After refresh_from_db() it is read again. A part of it is not: the older version stays what was read."""
+        """After refresh_from_db() the version is new. A partial refresh keeps the older version."""
         first, second = two(db)
         first.count = 5
         first.save()
@@ -213,7 +215,7 @@ class TestSave:
         assert second.version == 3
 
     def test_copies(self, db: str) -> None:
-        """Without its key, and with the usual two lines, a copy starts again at 1; the original stays as it is."""
+        """A copy without its key, made by the usual two lines, starts again at 1. The original stays as it is."""
         original = make(db)
         original.save()
         for adding in (True, False):
@@ -229,8 +231,7 @@ class TestSave:
         assert (copy.version, stored(copy, db).version) == (2, 2)
 
     def test_fixtures(self, db: str) -> None:
-        """F209: loaddata writes what the fixture says over what is there, but the version grows: what was read
-        before is
+        """F209: loaddata writes the fixture over the stored row, but raises the version. Saving an older copy is
         refused. A new row has the version of the fixture, or none."""
         thing = make(db)
         thing.save()
@@ -251,7 +252,7 @@ class TestSave:
         assert stored(new, db).version == 1
 
     def test_rows_from_before_the_field(self, db: str) -> None:
-        """Version null (a document that has none): it is checked as well, and gets its first number."""
+        """A row with version null (or a document without one) is checked as well, and gets its first number."""
         made = Bare.objects.using(db).create(title="a")
         models.QuerySet(Bare, using=db).update(revision=None)
         if connections[db].vendor == "mongodb":
@@ -268,8 +269,8 @@ class TestSave:
 
     @pytest.mark.parametrize(("model", "name"), [(Bare, "revision"), (Renamed, "revision"), (ThingProxy, "version")])
     def test_kinds_of_models(self, db: str, model: Any, name: str) -> None:
-        """The field alone is enough, whatever it is called and whatever the manager hides; a model that looks before it
-        updates, whose field called version is another one; a proxy has the version of its model."""
+        """The field alone is enough, whatever its name and whatever the manager hides. A model may read before it
+        updates, or have another field called version. A proxy has the version of its model."""
         first, second = two(db, model, title="hidden")
         first.save()
         assert getattr(first, name) == getattr(stored(first, db), name) == 2
@@ -279,7 +280,7 @@ class TestSave:
         assert model is not Renamed or first.version is None
 
     def test_a_failed_insert_does_not_count_as_read(self, db: str) -> None:
-        """After an IntegrityError a second save() does not take the row of somebody else for its own."""
+        """After an IntegrityError a second save() does not take another row for its own."""
         there = Named.objects.using(db).create(pk="a", value=1)
         late = Named(pk="a", value=2)
         with pytest.raises(IntegrityError):
@@ -289,10 +290,11 @@ class TestSave:
 
 
 class TestDelete:
-    """Model.delete(): only what is still as it was read; and everything that Django does about relations."""
+    """Model.delete() deletes only a row that is unchanged since its read, with everything that Django does about
+    relations."""
 
     def test_only_the_version_that_was_read(self, db: str) -> None:
-        """A change meanwhile keeps it."""
+        """A row that was changed meanwhile stays."""
         first, second = two(db)
         first.count = 5
         first.save()
@@ -304,7 +306,7 @@ class TestDelete:
         assert "deleted meanwhile" in str(refused(second.delete))
 
     def test_relations(self, db: str) -> None:
-        """What hangs on it goes too, and what protects it protects it, its version included."""
+        """Cascades delete related rows. A protected row stays, with its version."""
         thing = make(db)
         Part._base_manager.using(db).create(thing=thing)
         guard = Guard._base_manager.using(db).create(thing=thing)
@@ -320,7 +322,7 @@ class TestDelete:
         assert thing.delete() == (2, {"versioned.Part": 1, "versioned.Thing": 1})
 
     def test_set_null_raises_the_version(self, db: str) -> None:
-        """What Django itself changes is a change."""
+        """A change by Django itself raises the version."""
         topic = Topic._base_manager.using(db).create(name="t")
         first = stored(make(db, topic=topic), db)
         topic.delete()
@@ -340,7 +342,7 @@ class TestInheritance:
     """A version in the parent's table guards the child's as well."""
 
     def test_child(self, db: str) -> None:
-        """Whichever table is written, the version is raised, and looked at first."""
+        """The version is checked first and raised, whichever table is written."""
         made = Child.objects.using(db).create(name="n", extra="e")
         kinds: list[Any] = [Child, Child, Base]
         child, late, parent = (model.objects.using(db).get(pk=made.pk) for model in kinds)
@@ -360,7 +362,8 @@ class TestInheritance:
         assert not Base.objects.using(db).exists()
 
     def test_a_child_that_is_refused(self, db: str) -> None:
-        """Where its parent is rolled back with it, it has the version that is stored: it can be corrected and saved."""
+        """If the parent is rolled back with the child, the instance has the stored version, and can be corrected and
+        saved."""
         Child.objects.using(db).create(name="n", extra="taken")
         child = Child.objects.using(db).create(name="n", extra="e")
         child.extra = "taken"
@@ -371,7 +374,7 @@ class TestInheritance:
         child.save()
 
     def test_a_child_for_a_parent_that_is_there(self, db: str) -> None:
-        """The way of Django's documentation: the parent was read, so this is a change of it."""
+        """A child made from a read parent, as in Django's documentation, counts as a change of the parent."""
         parent = Base.objects.using(db).create(name="n")
         child = Child(base_ptr=parent, extra="e")
         child.__dict__.update({**parent.__dict__})
@@ -381,10 +384,11 @@ class TestInheritance:
 
 
 class TestQuerySet:
-    """What writes many rows at once."""
+    """Methods that write many rows at once."""
 
     def test_update_raises_the_version(self, db: str) -> None:
-        """Whoever has read before is refused; a version given by hand is taken; nothing to change changes nothing."""
+        """Saving an earlier copy is refused. An explicit version is taken. An update without a change changes
+        nothing."""
         first, second = two(db)
         assert Thing.objects.using(db).filter(title="a").update(count=F("count") + 5) == 1
         assert (stored(first, db).count, stored(first, db).version) == (5, 2)
@@ -395,7 +399,7 @@ class TestQuerySet:
         assert stored(first, db).version == 40
 
     def test_bulk_update(self, db: str) -> None:
-        """All or nothing, each in the version that it was read in."""
+        """All rows are written or none, each in the version that was read."""
         made = [make(db, title=f"t{number}") for number in range(4)]
         made[1].save()
         things = list(Thing.objects.using(db).order_by("title"))
@@ -419,7 +423,7 @@ class TestQuerySet:
         assert Thing.objects.using(db).bulk_update([], ["count"]) == 0
 
     def test_bulk_update_by_a_manager_that_hides_some(self, db: str) -> None:
-        """All that is given is written, as by save()."""
+        """All given rows are written, as by save()."""
         hidden = Bare(title="hidden")
         hidden.save(using=db)
         hidden.title = "seen"
@@ -427,7 +431,7 @@ class TestQuerySet:
         assert (stored(hidden, db).title, stored(hidden, db).revision) == ("seen", 2)
 
     def test_bulk_update_of_two_copies(self, db: str) -> None:
-        """Of two copies of one row, one would be lost without a word; the same instance twice is harmless."""
+        """If two copies of one row were written, one would be lost silently. The same instance twice is harmless."""
         one, other = two(db)
         one.count, other.title = 5, "b"
         with pytest.raises(ValueError, match=r"in the list twice.*Read each row once"):
@@ -447,7 +451,7 @@ class TestQuerySet:
         assert Thing.objects.using(db).filter(count=1, version=2).count() == 1200
 
     def test_bulk_update_of_children(self, db: str) -> None:
-        """Through both tables."""
+        """Both tables are written."""
         made = Child.objects.using(db).create(name="n", extra="e")
         late = stored(made, db)
         made.extra = "f"
@@ -458,7 +462,7 @@ class TestQuerySet:
 
     @on_sql
     def test_a_key_of_several_columns(self, db: str) -> None:
-        """A conflict of delete() and bulk_update() is told for it as well."""
+        """A conflict of delete() and bulk_update() is reported for such a key as well."""
         with connections[db].schema_editor() as editor:
             editor.create_model(Pair)
         first, second = two(db, Pair, left=1, right=2)
@@ -470,7 +474,7 @@ class TestQuerySet:
             editor.delete_model(Pair)
 
     def test_upserts_are_refused(self, db: str) -> None:
-        """They would write over what nobody has read."""
+        """Upserts would overwrite rows that the caller has not read."""
         with pytest.raises(ValueError, match=r"update_conflicts=True.*use bulk_update"):
             Thing.objects.using(db).bulk_create(
                 [Thing(title="a")], update_conflicts=True, update_fields=["count"], unique_fields=["title"]
@@ -478,7 +482,7 @@ class TestQuerySet:
 
     @on_sql  # the backend for MongoDB has no ignore_conflicts
     def test_what_bulk_create_may_not_have_made(self, db: str) -> None:
-        """With ignore_conflicts nobody knows whose the row is: it has to be read before it is saved."""
+        """With ignore_conflicts, the origin of the row is unknown. The row has to be read before it is saved."""
         Named.objects.using(db).create(pk="a", value=1)
         (ignored,) = Named.objects.using(db).bulk_create([Named(pk="a", value=2)], ignore_conflicts=True)
         with pytest.raises(ValueError, match="read without its version"):
@@ -486,7 +490,8 @@ class TestQuerySet:
         assert Named.objects.using(db).get().value == 1
 
     def test_update_or_create_tries_again(self, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without row locks somebody may come between its read and its write. It wants to set values, so it does."""
+        """Without row locks, another writer may come between its read and its write. The method retries, because it
+        wants to set values."""
         made = make(db)
         asked: list[int] = []
 
@@ -502,11 +507,11 @@ class TestQuerySet:
 
 
 class TestTransactions:
-    """What a transaction around it changes."""
+    """The effects of a surrounding transaction."""
 
     @on_sql
     def test_a_savepoint_keeps_the_rest(self, db: str) -> None:
-        """As for IntegrityError: in an atomic() of its own it can be caught."""
+        """As for IntegrityError, the conflict can be caught in an atomic() of its own."""
         first, second = two(db)
         first.save()
         with transaction.atomic(using=db):
@@ -523,7 +528,7 @@ class TestTransactions:
         ids=["delete", "bulk"],
     )
     def test_inside_that_of_django(self, db: str, write: Callable[..., Any]) -> None:
-        """Django's atomic() does nothing on MongoDB, and keeps nothing from being written there."""
+        """Django's atomic() does nothing on MongoDB, and prevents no writes there."""
         thing, ran = make(db), list[str]()
         with transaction.atomic(using=db), transaction.atomic(using=db):
             thing.count = 5
@@ -536,7 +541,7 @@ class TestTransactions:
 
     @on_sql
     def test_an_error_after_the_commit(self, db: str) -> None:
-        """What is committed is the version that the instance has."""
+        """The instance has the committed version."""
         soft = SoftThing(pk=uuid.uuid4())
         soft.save(using=db)
         with failing_hook(SoftThing, db):
@@ -546,7 +551,7 @@ class TestTransactions:
 
     @pytest.mark.long
     def test_a_standalone_server(self, django_db_blocker: DjangoDbBlocker) -> None:
-        """A MongoDB without transactions: checked as well, though not in one transaction with what follows."""
+        """A MongoDB without transactions is checked as well, but not in one transaction with further commands."""
         with Mongod() as server, django_db_blocker.unblock(), added("mongo", server.uri, "standalone") as alias:
             first, second = two(alias)
             first.save()
@@ -564,12 +569,12 @@ class TestField:
     """The field, apart from any database."""
 
     def test_unfit_options(self) -> None:
-        """It counts; it cannot be a key."""
+        """A version counts, and cannot be a key."""
         with pytest.raises(TypeError, match="VersionField cannot be primary_key, unique"):
             VersionField(primary_key=True, unique=True)
 
     def test_migrations_show_what_was_said(self) -> None:
-        """And not what is always so."""
+        """Migrations show the chosen options, without the constant ones."""
         field = VersionField("revision", db_column="documentVersion")
         assert field.deconstruct()[1:] == (
             "django_mongolock.versions.VersionField",
@@ -581,14 +586,15 @@ class TestField:
         assert not field.clone().editable
 
     def test_without_a_version(self, db: str) -> None:
-        """A queryset of versions for a model that has none says so."""
+        """A queryset of versions for a model without one raises an error."""
         from django_mongolock.versions import VersionedQuerySet
 
         with pytest.raises(TypeError, match=r"versioned\.Topic has no VersionField"):
             VersionedQuerySet(Topic, using=db).update(name="x")
 
     def test_checks(self) -> None:
-        """Each rule has its id: two versions, an order of Django's, managers that raise none, one below a parent."""
+        """Each rule has its id. The cases are two versions, Django's order, managers without versions, and a version
+        below a parent."""
         from django.apps.registry import Apps
 
         from django_mongolock.versions import VersionedManager, VersionedModel
@@ -631,10 +637,10 @@ class TestField:
 
 
 class TestRace:
-    """The two-table example: five processes replace the latest rate at once, and append what they replaced.
+    """The two-table example: five processes replace the latest rate at once, and append the replaced one.
 
-    Each does both in one transaction, with the defaults of Django and of the database. A longer race is
-    `python -m bench.rates --runs 100`.
+    Each process does both in one transaction, with the defaults of Django and of the database. A longer race is `python
+    -m bench.rates --runs 100`.
     """
 
     @pytest.mark.long
@@ -642,7 +648,7 @@ class TestRace:
     def test_nothing_is_missing_from_the_history(
         self, kind: str, tmp_path: Path, mongo: MongoClient[dict[str, Any]], request: pytest.FixtureRequest
     ) -> None:
-        """F71: plain saves lose values; with versions and retries every value is found, and no writer dies."""
+        """F71: Plain saves lose values. With versions and retries every value is found, and no writer dies."""
         name = f"versions_race_{uuid.uuid4().hex[:8]}"
         with contextlib.ExitStack() as servers:
             if kind in ("PostgreSQL", "MariaDB"):

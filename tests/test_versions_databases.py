@@ -1,4 +1,4 @@
-"""What each database says when it means "try again", and that retry_on_conflict does."""
+"""The errors of each database that mean "try again", and retry_on_conflict with them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def on(*kinds: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def retried() -> Iterator[list[str]]:
-    """The names of the errors that led to another attempt."""
+    """Return the names of the errors that led to another attempt."""
     found: list[str] = []
 
     def note(error: str, **facts: Any) -> None:
@@ -46,7 +46,7 @@ def retried() -> Iterator[list[str]]:
 
 
 def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """Run each in a thread with connections of its own; return the results."""
+    """Run each function in a thread with connections of its own, and return the results."""
 
     def run(work: Callable[[], Any]) -> Any:
         try:
@@ -109,7 +109,7 @@ class TestTwoWriters:
 
     @pytest.mark.parametrize("coroutine", [False, True], ids=["sync", "async"])
     def test_with_a_transaction(self, db: str, coroutine: bool, retried: list[str]) -> None:
-        """F71: with Django's defaults, SQLite fails at once ("database is locked"), MongoDB by its WriteConflict."""
+        """F71: With Django's defaults, SQLite fails at once ("database is locked"), MongoDB by its WriteConflict."""
         pk = Thing.objects.create(title="a").pk
         self.race(pk, lambda: all_or_nothing(db), coroutine=coroutine)
         assert Thing.objects.get().count == 2
@@ -129,7 +129,8 @@ class TestTwoWriters:
 @pytest.mark.long
 @on("postgres", "mariadb", "mongo")
 def test_a_deadlock(db: str, retried: list[str]) -> None:
-    """F86: two lock two rows crosswise: the one that the database picks runs again (40P01, 1213, WriteConflict)."""
+    """F86: Two transactions lock two rows crosswise. The one that the database picks runs again (40P01, 1213,
+    WriteConflict)."""
     keys = [Thing.objects.create(title=title).pk for title in "ab"]
     both = threading.Barrier(2)
 
@@ -249,7 +250,7 @@ def test_a_commit_that_fails(db: str, retried: list[str]) -> None:
 
 @on("mongo")
 def test_a_commit_that_mongodb_refuses(db: str, retried: list[str], mongo: MongoClient[dict[str, Any]]) -> None:
-    """F86: the transaction was aborted, by a failover for instance. The next attempt is a transaction, too."""
+    """F86: The transaction was aborted, by a failover for instance. The next attempt is a transaction, too."""
     pk = Thing.objects.create(title="a").pk
     refusal = {
         "failCommands": ["commitTransaction"],
@@ -274,7 +275,7 @@ def test_a_commit_that_mongodb_refuses(db: str, retried: list[str], mongo: Mongo
 
 
 def from_driver(**facts: Any) -> DatabaseError:
-    """An error of Django as it makes one from the driver's."""
+    """Return an error of Django as it makes one from the driver's."""
     cause = type("Driver", (Exception,), facts)()
     error = OperationalError("no")
     error.__cause__ = cause
@@ -295,7 +296,7 @@ def from_driver(**facts: Any) -> DatabaseError:
     ],
 )
 def test_what_means_try_again(error: Exception, overtaken: bool) -> None:
-    """By the codes of the drivers, never by words, which are translated."""
+    """Errors are judged by the codes of the drivers, never by words, because words are translated."""
     assert is_passing(error)
     assert is_overtaken(error) is overtaken
 
@@ -312,5 +313,6 @@ def test_what_means_try_again(error: Exception, overtaken: bool) -> None:
     ],
 )
 def test_what_does_not(error: Exception) -> None:
-    """A violated constraint, a full disk, a lost connection: it is unknown whether the command was carried out."""
+    """A violated constraint, a full disk or a lost connection is not retried, because the outcome of the command may be
+    unknown."""
     assert not is_passing(error)

@@ -1,4 +1,4 @@
-"""Forms and admin of models with a version: nothing is written over unsaid, no typing is lost."""
+"""Forms and admin of models with a version overwrite nothing silently, and lose no typed text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.versioned.shapes import Named, Shape, Thing, Topic
 __all__ = ["db", "home", "postgres"]
 
 
-#: What a refused form says; in the middle, which fields were changed.
+#: The error of a refused form, with the changed fields in the middle.
 SAID = (
     "Not saved: this was changed while you were editing it. %s"
     "What you typed is still here: save again to replace what is stored."
@@ -58,12 +58,12 @@ class TextForm(ThingForm):
 
 
 def sent_of(form: Any) -> dict[str, Any]:
-    """What a browser would send back of a form untouched."""
+    """Return the data that a browser would send back of an untouched form."""
     return {bound.html_name: "" if (value := bound.value()) is None else value for bound in form}
 
 
 def page_of(thing: Thing, kind: type[ThingForm] = ThingForm) -> dict[str, Any]:
-    """What a browser would send back of its page."""
+    """Return the data that a browser would send back of the page of *thing*."""
     return sent_of(kind(instance=again(thing)))
 
 
@@ -91,7 +91,8 @@ class TestForm:
     """VersionedModelForm in a view of one's own, on each database."""
 
     def test_what_changed_is_said_and_typing_stays(self, thing: Thing) -> None:
-        """The fields are named, mine stays in its field; what I left alone takes theirs; sent again, it is saved."""
+        """The error names the changed fields, and my field keeps my text. A field that I left alone takes the stored
+        value. The second send saves."""
         sent = page_of(thing)
         somebody_else(thing, title="theirs <b>", count=7)
         form = form_of(thing, {**sent, "title": "mine"})
@@ -104,14 +105,14 @@ class TestForm:
         assert (again(thing).title, again(thing).count, again(thing).version) == ("mine", 7, 3)
 
     def test_a_change_elsewhere_in_the_object(self, thing: Thing) -> None:
-        """The version counts, not only the fields of the form; then no field has a complaint."""
+        """The version counts, not only the fields of the form. No field has an error then."""
         sent = page_of(thing)
         somebody_else(thing)
         form = form_of(thing, {**sent, "title": "mine"})
         assert form.errors == {"__all__": [SAID % ""]}
 
     def test_nothing_to_save_is_no_conflict(self, thing: Thing) -> None:
-        """Who writes what is there already loses nothing and takes nothing away."""
+        """A user who writes the stored value overwrites nothing."""
         sent = page_of(thing)
         somebody_else(thing, title="b")
         assert form_of(thing, {**sent, "title": "b"}).is_valid()
@@ -126,14 +127,14 @@ class TestForm:
         assert form.errors == {"__all__": [SAID % "Changed meanwhile: Title, Count. "]}
 
     def test_save_as_new(self, thing: Thing) -> None:
-        """The page of one object, sent as a new one."""
+        """The page of one object is sent as a new one."""
         form = ThingForm({**page_of(thing), "title": "copy"})
         assert form.is_valid(), form.errors
         assert form.save().version == 1
         assert Thing.objects.count() == 2
 
     def test_a_form_with_more_than_columns(self, thing: Thing) -> None:
-        """What is not a column may be written by the form's own save(): then any change counts."""
+        """The form's own save() may write data that is not a column. Any change counts then."""
 
         class More(ThingForm):
             more = forms.CharField(required=False)
@@ -144,7 +145,7 @@ class TestForm:
 
     @pytest.mark.parametrize("token", [None, "", "forged", "other"])
     def test_a_page_without_a_good_version_saves_nothing(self, thing: Thing, token: str | None) -> None:
-        """Left out by the template, forged, or that of another object: as if it had seen nothing."""
+        """A version that is missing, forged, or of another object counts as none."""
         sent = page_of(thing)
         del sent["version_read"]
         if token == "other":
@@ -155,7 +156,7 @@ class TestForm:
         assert form["title"].value() == "mine"
 
     def test_a_field_with_a_mistake_keeps_it(self, thing: Thing) -> None:
-        """Typing that cannot be cleaned is typing."""
+        """Typed text that cannot be cleaned stays as it is."""
         sent = page_of(thing)
         somebody_else(thing, count=7)
         form = form_of(thing, {**sent, "count": "many"})
@@ -163,7 +164,7 @@ class TestForm:
         assert form["count"].value() == "many"
 
     def test_foreign_keys(self, thing: Thing) -> None:
-        """Compared by key."""
+        """Foreign keys are compared by key."""
         db = str(thing._state.db)
         old, new = (Topic._base_manager.using(db).create(name=name) for name in "on")
         somebody_else(thing, topic=old)
@@ -175,7 +176,8 @@ class TestForm:
         assert str(form["topic"].value()) == str(new.pk)
 
     def test_what_a_browser_changes_was_left_alone(self, thing: Thing) -> None:
-        """F89: line ends and spaces at the end: the field that nobody touched takes what is stored, to the letter."""
+        """F89: Browsers change line ends and trailing spaces. An untouched field takes the stored value, to the
+        letter."""
         somebody_else(thing, title="one\ntwo ")
         form = form_of(thing, {**page_of(thing, TextForm), "title": "one\r\ntwo", "count": 5}, TextForm)
         assert form.is_valid(), form.errors
@@ -191,7 +193,7 @@ class TestForm:
         assert form.save().title == "mine"
 
     def test_a_space_that_was_typed(self, thing: Thing) -> None:
-        """A form that keeps spaces keeps those that a person has added."""
+        """A form that keeps spaces keeps those that a person typed."""
 
         class Exact(ThingForm):
             title = forms.CharField(strip=False)
@@ -211,7 +213,7 @@ class TestForm:
         assert (again(thing).title, again(thing).count) == ("mine", 7)
 
     def test_deleted_between_validation_and_save(self, thing: Thing) -> None:
-        """Then it says so, and keeps what was typed."""
+        """The form reports the deletion, and keeps the typed text."""
         form = form_of(thing, {**page_of(thing), "title": "mine"})
         assert form.is_valid()
         again(thing).delete()
@@ -220,7 +222,7 @@ class TestForm:
         assert (form["title"].value(), form["version_read"].value()) == ("mine", "")
 
     def test_a_model_without_a_version(self) -> None:
-        """Said at once, and not when something is lost."""
+        """The error comes at once, before anything is lost."""
 
         class PlainForm(VersionedModelForm):
             class Meta:
@@ -256,12 +258,12 @@ WRAPPED: Any = RelatedFieldWidgetWrapper(forms.TextInput(), None, None, can_add_
         (forms.MultipleChoiceField(choices=CHOICES), ["a", "b"], ["a", "b"]),
         (forms.MultipleChoiceField(choices=CHOICES, widget=forms.CheckboxSelectMultiple), ["b"], ["b"]),
         (forms.JSONField(), {"b": [1.0], "a": "x "}, {"b": [1.0], "a": "x "}),
-        (forms.IntegerField(), None, None),  # not valid: as it was
+        (forms.IntegerField(), None, None),  # not valid, so unchanged
         (forms.ModelChoiceField(Thing._base_manager.none()), 5, 5),
     ],
 )
 def test_what_a_browser_sends_back(field: forms.Field, value: Any, comes_back: Any) -> None:
-    """Of a field that is left alone, by widget."""
+    """A browser sends an untouched value back in the form of its widget."""
     assert sent_back(field, value) == comes_back
 
 
@@ -292,17 +294,17 @@ class CustomerForm(SealedModelForm):
 
 
 class TestEmbedded:
-    """Documents in documents: what they hold counts, each value of it."""
+    """Embedded documents are compared by each of their values."""
 
     def customer(self, city: str = "Bern", others: tuple[str, ...] = ("Bern",), **values: Any) -> Customer:
-        """As it is read."""
+        """Return a customer as it is read."""
         pk = "6" * 24
         found = Customer(pk=pk, city=City(name=city), others=[City(name=each) for each in others], **values)
         found._state.adding = False
         return found
 
     def form(self, stored: Customer, city: str, others: tuple[str, ...] = ("Bern",), note: str = "new") -> Any:
-        """What is sent of the page of a customer in Bern, when another one may be stored."""
+        """Return the form sent from the page of a customer in Bern, for the *stored* customer."""
         rows = {f"others-{number}-name": name for number, name in enumerate(others)}
         count = {"others-TOTAL_FORMS": len(others), "others-INITIAL_FORMS": len(others)}
         seal = CustomerForm(instance=self.customer())["version_read"].value()
@@ -317,7 +319,7 @@ class TestEmbedded:
         ],
     )
     def test_changed_meanwhile(self, now: dict[str, Any], typed: tuple[Any, ...], name: str) -> None:
-        """A change inside an embedded document is not written over unsaid."""
+        """A change inside an embedded document is not overwritten silently."""
         assert self.form(self.customer(**now), *typed).errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
 
     @pytest.mark.parametrize("now", [{"city": "Basel"}, {"others": ("Basel",)}, {"others": ()}])
@@ -328,17 +330,17 @@ class TestEmbedded:
         assert form.is_valid(), form.errors
         assert form.instance.city.name == now.get("city", "Bern")
         assert tuple(city.name for city in form.instance.others) == now.get("others", ("Bern",))
-        city = form["city"].value()  # since django-mongodb-backend 6.1, what was sent
+        city = form["city"].value()  # the sent value, since django-mongodb-backend 6.1
         assert (city["city-name"] if isinstance(city, dict) else city.name) == now.get("city", "Bern")
 
     def test_what_is_saved(self) -> None:
-        """What nobody has changed is no conflict; what is typed is taken, an emptied list too."""
+        """An unchanged field is no conflict. A typed value is taken. An emptied list is taken, too."""
         form = self.form(self.customer(), "Zurich", ())
         assert form.is_valid(), form.errors
         assert (form.instance.city.name, form.instance.others, form.instance.note) == ("Zurich", [], "new")
 
     def test_values_that_are_equal(self) -> None:
-        """Two that hold the same have one digest, in whatever zone a time is and however bytes are read."""
+        """Two equal values have one digest, in any time zone and in any type of bytes."""
         there = datetime(2026, 7, 1, 12, tzinfo=ZoneInfo("Europe/Zurich"))
         one, other = self.customer(picture=memoryview(b"x")), self.customer(picture=memoryview(b"x"), tags=["a"])
         one.city.since, other.city.since = there, there.astimezone(UTC)
@@ -359,7 +361,7 @@ def person(client: Client) -> Client:
 
 
 class ReplicaRouter:
-    """Reads from one database what is written to another."""
+    """A router that reads from another database than it writes to."""
 
     def db_for_read(self, *args: Any, **hints: Any) -> str:
         return "replica"
@@ -370,10 +372,10 @@ class ReplicaRouter:
 
 @WITH_MONGO
 class TestAdmin:
-    """VersionedAdmin: the change page, the list, deleting."""
+    """VersionedAdmin, with the change page, the list, and deleting."""
 
     def test_conflict_on_the_change_page(self, person: Client) -> None:
-        """Nothing is written; saved when it is sent again."""
+        """Nothing is written. The second send saves."""
         tab = Tab(person, PAGE)
         assert tab.fields["version_read"]
         Rate.objects.filter(pk="EUR").update(value=5, note="theirs")
@@ -386,7 +388,7 @@ class TestAdmin:
         assert (Rate.objects.get().value, Rate.objects.get().note, Rate.objects.get().version) == (5, "mine", 3)
 
     def test_the_key_of_another(self, person: Client) -> None:
-        """What is saved under another key is a copy, as Django makes it: no other object is written over."""
+        """Saving under another key makes a copy, as in Django. No other object is overwritten."""
         Rate.objects.create(name="USD", value=2)
         tab = Tab(person, PAGE)
         assert tab.send(name="USD").status_code == 200
@@ -399,7 +401,7 @@ class TestAdmin:
         ]
 
     def test_faster_than_the_save(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Also somebody who comes between the check and the write ends up on the same page."""
+        """A change between the check and the write leads to the same page."""
         tab, saved, save = Tab(person, PAGE), list[str](), RateAdmin.save_model
 
         def slow(self: Any, request: Any, obj: Any, form: Any, change: bool) -> None:
@@ -409,7 +411,7 @@ class TestAdmin:
             save(self, request, obj, form, change)
 
         monkeypatch.setattr(RateAdmin, "save_model", slow)
-        # The update was made in the request's own transaction here, and rolled back with it: what is left is a retry.
+        # The update was made in the request's own transaction here, and rolled back with it. Only the retry remains.
         assert tab.send(note="mine").status_code == 302
         assert saved == ["mine"]
         assert Rate.objects.get().note == "mine"
@@ -430,7 +432,7 @@ class TestAdmin:
         assert tab.fields["note"] == ("n" if times == 1 else "mine")
 
     def test_deleted_while_it_was_edited(self, person: Client) -> None:
-        """What was typed is still there, and can be saved as a new one."""
+        """The typed text is still there, and can be saved as a new object."""
         tab = Tab(person, PAGE)
         Rate.objects.all().delete()
         tab.send(note="mine")
@@ -442,7 +444,7 @@ class TestAdmin:
         assert person.post(f"{LIST}USD/change/", {"name": "USD"}).status_code == 302, "Django's own answer"
 
     def test_the_list(self, person: Client) -> None:
-        """Rows that were changed meanwhile complain, each at its own place; the page sent again is saved."""
+        """Rows that were changed meanwhile show their own errors. The second send saves the page."""
         Rate.objects.create(name="USD", value=2)
         tab = Tab(person, LIST)
         assert {"form-0-version_read", "form-1-version_read"} <= tab.fields.keys()
@@ -455,7 +457,7 @@ class TestAdmin:
         assert [rate.value for rate in Rate.objects.all()] == [10, 200]
 
     def test_an_untouched_row_of_the_list(self, person: Client) -> None:
-        """Where nothing was typed and nothing shown has changed, nobody is bothered."""
+        """If nothing was typed and no shown value has changed, there is no conflict."""
         Rate.objects.create(name="USD", value=2)
         tab = Tab(person, LIST)
         Rate.objects.filter(pk="USD").update(note="new")
@@ -463,7 +465,7 @@ class TestAdmin:
         assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
 
     def test_what_a_user_sees_no_more(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What was typed into an object that is hidden by now is shown, to be created again under another key."""
+        """If the object is hidden by now, the typed text is shown, to be created again under another key."""
         tab, queryset = Tab(person, PAGE), RateAdmin.get_queryset
         monkeypatch.setattr(RateAdmin, "get_queryset", lambda *args: queryset(*args).exclude(note="closed"))
         Rate.objects.update(note="closed")
@@ -476,7 +478,7 @@ class TestAdmin:
         assert person.post(f"{PAGE}?_to_field=value", tab.fields).status_code == 400, "Django's own answer"
 
     def test_a_replica_that_is_behind(self, settings: Settings) -> None:
-        """What a page is compared with comes from where it is saved, rows of inlines too."""
+        """A page is compared with the database in which it is saved, including rows of inlines."""
         settings.DATABASE_ROUTERS = [ReplicaRouter()]
         for request, alias in ((RequestFactory().get("/"), "replica"), (RequestFactory().post("/"), "primary")):
             request.user = User(is_superuser=True, is_active=True)
@@ -489,13 +491,14 @@ class TestAdmin:
         ("address", "typed"), [(PAGE, {"value": "5"}), (LIST, {"form-0-value": "5"}), (f"{LIST}add/", {"name": "USD"})]
     )
     def test_an_error_after_the_commit(self, person: Client, address: str, typed: dict[str, str]) -> None:
-        """It is raised: the page is not sent again, which would make a second object or say that nothing was saved."""
+        """The error is raised. The page is not shown again, because it would make a second object or say that nothing
+        was saved."""
         tab = Tab(person, address)
         with failing_hook(Rate, "mongo"):  # where Django runs such a function at once
             tab.send({"value": "1"} | typed, _save="Save")
 
     def test_an_action_is_run_once(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its conflict is its own: what it did before is not done twice."""
+        """A conflict of an action is its own. Earlier effects of the action are not repeated."""
         runs: list[str] = []
 
         def twice(admin: Any, request: Any, queryset: Any) -> None:
@@ -519,7 +522,7 @@ class TestAdmin:
         assert person.post(LIST, {"action": "shows", "_selected_action": "EUR"}).status_code == 200
 
     def test_deleting(self, person: Client) -> None:
-        """The question carries the version; a change meanwhile, or an address by hand, asks again."""
+        """The question carries the version. After a change, or for a hand-made address, it is asked again."""
         asked = person.get(DELETE, follow=True)
         (address, status), *_ = asked.redirect_chain
         assert status == 302
@@ -535,7 +538,7 @@ class TestAdmin:
         assert person.get(DELETE).status_code == 302, "Django's own answer"
 
     def test_deleting_in_a_popup(self, person: Client) -> None:
-        """What else is in the address stays there; who may not delete learns nothing."""
+        """Other parameters of the address stay. A user who may not delete learns nothing."""
         popup = f"{DELETE}?_popup=1&_to_field=name"
         asked = person.get(popup, follow=True)
         assert asked.status_code == 200
@@ -556,7 +559,8 @@ class ThingInline(VersionedForms, admin.TabularInline):  # type: ignore[misc,typ
 
 
 class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Things under their topic; without the log, the template and the redirect, which need them in the project."""
+    """Things under their topic. The log, the template and the redirect are left out, because they need the project's
+    own database."""
 
     inlines = (ThingInline,)
 
@@ -585,7 +589,7 @@ class TestInline:
         return {bound.html_name: bound.value() for form in forms for bound in form if bound.value() is not None}
 
     def test_conflict(self, db: str) -> None:
-        """The row that was changed meanwhile says so; the others wait for it; sent again, all are saved."""
+        """The changed row shows the error, and the others wait for it. The second send saves all of them."""
         topic = Topic._base_manager.create(name="t")
         one, two = (Thing.objects.create(title=title, topic=topic) for title in "ab")
         sent = {**self.fields(self.ask(topic)), "name": "t"}
@@ -602,7 +606,7 @@ class TestInline:
         assert (again(one).title, again(two).count) == ("mine", 5)
 
     def test_deleting(self, db: str) -> None:
-        """A row that was changed meanwhile is not deleted unseen; sent again, it is."""
+        """A row that was changed meanwhile is not deleted unseen. The second send deletes it."""
         topic = Topic._base_manager.create(name="t")
         thing = Thing.objects.create(title="a", topic=topic)
         sent = {**self.fields(self.ask(topic)), "name": "t", "things-0-DELETE": "on"}
@@ -616,7 +620,7 @@ class TestInline:
 
 
 def test_the_form_of_an_admin_is_checked() -> None:
-    """A form that does not carry the version is found by manage.py check; fieldsets by hand are completed."""
+    """manage.py check finds a form that does not carry the version. Hand-made fieldsets are completed."""
 
     class PlainForm(forms.ModelForm):  # type: ignore[type-arg]
         class Meta:
@@ -648,7 +652,7 @@ class JoiningManager(VersionedManager["Joined"]):
 
 
 class Joined(Thing):
-    """Its base manager joins, too."""
+    """A model with a base manager that joins, too."""
 
     objects = JoiningManager()
 
@@ -659,7 +663,7 @@ class Joined(Thing):
 
 
 class OnePage(VersionedAdmin):
-    """Without the log and the redirects, which need the project's own database."""
+    """An admin without the log and the redirects, because they need the project's own database."""
 
     def log_change(self, *args: Any) -> Any:
         return None
@@ -681,7 +685,7 @@ class OnePage(VersionedAdmin):
 
 
 class OtherDatabase(OnePage):
-    """The `MultiDBModelAdmin` of Django's documentation: it names the database itself."""
+    """The `MultiDBModelAdmin` of Django's documentation, with an explicit database."""
 
     using = ""
 
@@ -728,7 +732,8 @@ def test_pages_of_other_managers_and_databases(
 
 
 def test_rows_of_a_page_are_locked(db: str) -> None:
-    """F212: Where the database can, nobody writes to the rows of a page between their comparison and their save."""
+    """F212: If the database can lock rows, nobody writes to the rows of a page between their comparison and their
+    save."""
     topic = Topic._base_manager.create(name="t")
     thing = Thing.objects.create(title="a", topic=topic)
     with all_or_nothing(db), CaptureQueriesContext(connections[db]) as queries:

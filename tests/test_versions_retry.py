@@ -1,4 +1,4 @@
-"""Read again, decide again, write again: what retry_on_conflict runs again, and what it refuses."""
+"""The functions that retry_on_conflict runs again, and the functions that it refuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFLICT = VersionConflict("thing", 1, 1, 2)
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The longest that each pause could have been; nobody really waits."""
+    """Return the longest possible length of each pause. The pauses do not really wait."""
     limits: list[float] = []
 
     def most(low: float, high: float) -> float:
@@ -41,7 +41,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def failing(times: int, error: BaseException = CONFLICT) -> tuple[Callable[[], str], list[int]]:
-    """A function that fails at first, and the list of its calls."""
+    """Return a function that fails at first, and the list of its calls."""
     calls: list[int] = []
 
     def function() -> str:
@@ -54,7 +54,7 @@ def failing(times: int, error: BaseException = CONFLICT) -> tuple[Callable[[], s
 
 
 def test_it_runs_again_until_it_works(pauses: list[float]) -> None:
-    """With pauses of random length, up to a limit that doubles and is capped."""
+    """Pauses have a random length, up to a limit that doubles and is capped."""
     function, calls = failing(4)
     assert retry_on_conflict(function, backoff=0.1, longest=0.5)() == "done"
     assert len(calls) == 5
@@ -74,7 +74,8 @@ def test_it_gives_up(pauses: list[float], error: BaseException) -> None:
 @pytest.mark.parametrize("error", [ValueError("no"), DatabaseError("no"), KeyboardInterrupt()])
 @pytest.mark.parametrize("in_a_group", [False, True])
 def test_other_errors_are_not_its_business(error: BaseException, in_a_group: bool) -> None:
-    """They are raised at once, also in a group with a conflict: it may be the error that matters."""
+    """Other errors are raised at once, also in a group with a conflict, because the other error may be the important
+    one."""
     if in_a_group:
         error = BaseExceptionGroup("both", [CONFLICT, BaseExceptionGroup("in", [error])])
     function, calls = failing(9, error)
@@ -84,7 +85,7 @@ def test_other_errors_are_not_its_business(error: BaseException, in_a_group: boo
 
 
 async def test_coroutine_functions(pauses: list[float]) -> None:
-    """The same for `async def`; the result stays a coroutine function, with its name and doc."""
+    """`async def` works the same. The result stays a coroutine function, with its name and docstring."""
     function, calls = failing(2)
 
     @retry_on_conflict(attempts=3)
@@ -105,7 +106,8 @@ async def _raise() -> None:
 
 
 async def test_what_is_marked_as_a_coroutine_function(pauses: list[float]) -> None:
-    """As asgiref and Django mark what is not `async def`: the attempt ends with the coroutine, not with the call."""
+    """A callable may be marked as a coroutine function, as asgiref and Django do. The attempt ends with the coroutine,
+    not with the call."""
     function, calls = failing(2)
 
     class Work:
@@ -125,13 +127,13 @@ def returns_a_coroutine() -> Coroutine[Any, Any, None]:
 
 
 def test_a_function_that_returns_a_coroutine_is_refused() -> None:
-    """Its conflicts would come after the attempt."""
+    """The conflicts of such a coroutine would come after the attempt."""
     with pytest.raises(TypeError, match="put retry_on_conflict on `async def`"):
         retry_on_conflict(returns_a_coroutine)()  # type: ignore[unused-coroutine]
 
 
 async def test_conflicts_in_a_task_group(pauses: list[float]) -> None:
-    """A TaskGroup raises a group: it is retried if it has only conflicts, however deep."""
+    """A TaskGroup raises a group. The group is retried if it has only conflicts, however deep."""
     calls = []
 
     @retry_on_conflict(attempts=3)
@@ -160,7 +162,7 @@ async def test_a_cancelled_pause() -> None:
 
 
 def test_generators_are_refused() -> None:
-    """What they have yielded cannot be taken back; said where it is decorated."""
+    """Yielded values cannot be taken back. Generators are refused at decoration."""
 
     def numbers() -> Iterator[int]:
         yield 1
@@ -177,7 +179,7 @@ def test_generators_are_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"backoff": -1}, {"longest": -0.1}])
 def test_wrong_numbers(wrong: dict[str, Any]) -> None:
-    """A clear error where it is written."""
+    """A wrong number is a clear error at decoration."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         retry_on_conflict(**wrong)
     with pytest.raises(TypeError, match=r"'retries'.* Known: attempts, backoff, longest, using"):
@@ -185,11 +187,11 @@ def test_wrong_numbers(wrong: dict[str, Any]) -> None:
 
 
 class TestTransactions:
-    """Inside of an open transaction a second run is of no use."""
+    """Inside of an open transaction a second run is useless."""
 
     @pytest.mark.long
     def test_refused(self, db: str) -> None:
-        """At once, not at the first conflict; on each database."""
+        """The refusal comes at once, not at the first conflict, on each database."""
         function, calls = failing(0)
         with all_or_nothing(db):
             Thing.objects.exists()
@@ -203,14 +205,14 @@ class TestTransactions:
 
     @pytest.mark.parametrize("home", ["mongo"], indirect=True)
     def test_what_is_none(self, db: str) -> None:
-        """Django's atomic() does nothing on MongoDB: a second run sees what the conflict was about."""
+        """Django's atomic() does nothing on MongoDB, and a second run sees the cause of the conflict."""
         function, calls = failing(1)
         with transaction.atomic(using=db):
             assert retry_on_conflict(function, using=db)() == "done"
         assert len(calls) == 2
 
     def test_refused_in_coroutines(self, db: str) -> None:
-        """A coroutine called from inside of a transaction, too."""
+        """A coroutine called inside of a transaction is refused, too."""
 
         async def work() -> None: ...
 
@@ -221,7 +223,7 @@ class TestTransactions:
         async_to_sync(retry_on_conflict(work))()
 
     def test_a_transaction_inside(self, db: str) -> None:
-        """Each attempt has its own; what the lost one wrote is gone."""
+        """Each attempt has its own transaction. The writes of the lost one are gone."""
         made = Thing.objects.create(title="a")
         calls: list[int] = []
 
@@ -240,7 +242,7 @@ class TestTransactions:
 
     @pytest.mark.parametrize("in_a_group", [False, True])
     def test_an_error_after_the_commit(self, db: str, in_a_group: bool) -> None:
-        """F124: what is committed is not done again because of what a function of `on_commit` raises."""
+        """F124: A committed function is not repeated after an error of an `on_commit` function."""
 
         @retry_on_conflict
         def work() -> None:
@@ -257,7 +259,7 @@ class TestTransactions:
         assert Thing.objects.count() == 1
 
     def test_a_conflict_in_a_function_of_on_commit(self, db: str) -> None:
-        """F124: it may itself be retried, as any other function."""
+        """F124: A function of `on_commit` may itself be retried, like any other function."""
         function, calls = failing(1, VersionConflict("thing", 1, 1, 2))
         with all_or_nothing(db):
             connections[db].on_commit(retry_on_conflict(function))
@@ -265,7 +267,7 @@ class TestTransactions:
 
     @pytest.mark.django_db
     def test_the_transaction_around_a_test_does_not_count(self) -> None:
-        """As for durable atomic blocks; one inside of it does."""
+        """As for durable atomic blocks, the transaction around a test does not count. A block inside of it does."""
         function, _ = failing(1)
         assert connections["default"].in_atomic_block
         User.objects.create_user("somebody")
@@ -275,10 +277,11 @@ class TestTransactions:
 
 
 class TestIsolation:
-    """Where the database itself finds out that somebody was faster, that is a VersionConflict as well."""
+    """If the database itself detects a faster writer, the error is a VersionConflict as well."""
 
     def test_repeatable_read(self, db: str) -> None:
-        """PostgreSQL says 40001, SQLite BUSY_SNAPSHOT, MongoDB WriteConflict; each after a read in the transaction."""
+        """PostgreSQL reports 40001, SQLite BUSY_SNAPSHOT, and MongoDB WriteConflict, each after a read in the
+        transaction."""
         made = Thing.objects.create(title="a")
 
         def overtaken(write: Callable[[Thing], Any]) -> None:

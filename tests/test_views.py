@@ -1,4 +1,5 @@
-"""`mongo_locked` on views: functions and classes, sync and async; contention as HTTP; ATOMIC_REQUESTS."""
+"""`mongo_locked` on views, as functions and classes, sync and async, with contention as HTTP and with
+ATOMIC_REQUESTS."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class WithoutAKey(View):
         return HttpResponse(str(len(holders(f"{__name__}.WithoutAKey.dispatch"))))
 
 
-# For the tests of transactions: views that write one row. They are given their locks in `TRANSACTIONAL`.
+# Views that write one row, for the tests of transactions. The views are given their locks in `TRANSACTIONAL`.
 
 
 def write(request: Any, name: str) -> HttpResponse:
@@ -67,7 +68,7 @@ def write(request: Any, name: str) -> HttpResponse:
 
 
 def naive(request: HttpRequest, name: str) -> HttpResponse:
-    """What one writes first: it releases before Django commits."""
+    """Write a row as most people would at first. The lock is released before Django commits."""
     with mongo_lock(f"row:{name}"):
         return write(request, name)
 
@@ -77,12 +78,12 @@ non_atomic = transaction.non_atomic_requests(using="file")
 
 
 def with_helper(request: HttpRequest, name: str) -> HttpResponse:
-    """An unlocked view that calls something locked."""
+    """Call a locked helper from an unlocked view."""
     return lock_row(write)(request, name)
 
 
 def a_view() -> Callable[[Any, str], HttpResponse]:
-    """A view of its own: Django marks the function itself."""
+    """Make a new view, because Django marks the function itself."""
 
     def view(request: Any, name: str) -> HttpResponse:
         return write(request, name)
@@ -99,14 +100,14 @@ async def aget(self: Any, request: Any, name: str) -> HttpResponse:
 
 
 def a_class(base: Any = View, get: Any = get) -> Any:
-    """A view class of its own: the lock changes the class itself."""
+    """Make a new view class, because the lock changes the class itself."""
     return type("Made", (base,), {"get": get})
 
 
 @non_atomic
 @lock_row
 async def async_view(request: HttpRequest, name: str) -> HttpResponse:
-    """Django has no transactions around async views: this one opens its own, in a thread."""
+    """Open a transaction in a thread, because Django has none around async views."""
 
     def inside() -> HttpResponse:
         with transaction.atomic(using="file"):
@@ -119,10 +120,10 @@ def has_transaction(*call: Any, **kwargs: Any) -> HttpResponse:
     return HttpResponse(str(connections["file"].in_atomic_block))
 
 
-#: Answers whether a transaction is open while somebody else holds the lock.
+#: Views that answer whether a transaction is open while another caller holds the lock.
 waiting = mongo_locked("row:{name}", wait=0, on_contention=has_transaction)
 
-#: The lock is below what makes the view, inside of the transaction.
+#: The lock is inside of the transaction, below the maker of the view.
 INSIDE = ("below_api_view", "api_method", "ninja")
 TRANSACTIONAL: dict[str, Any] = {
     "above_api_view": lock_row(api_view(["GET"])(a_view())),
@@ -163,19 +164,19 @@ class TestViewClasses:
         assert Client().get(f"/without-a-key/{name}/").content == b"1"
 
     def test_async_dispatch(self, name: str) -> None:
-        """A view class is async if its dispatch() is, as that of a GraphQL view without methods for HTTP's."""
+        """A view class is async if its dispatch() is. A GraphQL view, for example, has no methods for those of HTTP."""
         made: Any = lock_row(type("Made", (View,), {"dispatch": aget}))
         assert asyncio.run(made().dispatch(RequestFactory().get("/"), name=name)).status_code == 200
 
     def test_undecided_dispatch(self, name: str) -> None:
-        """dispatch() of an async view class is no coroutine function: decorating it is an error that says so."""
+        """dispatch() of an async view class is no coroutine function. Decorating it is an error that says so."""
         view: Any = method_decorator(lock_row, name="dispatch")(a_class(get=aget)).as_view()
         with pytest.raises(TypeError, match="on the view class instead of its dispatch"):
             asyncio.run(view(RequestFactory().get("/"), name=name))
 
 
 class TestResponse:
-    """What a client sees when the lock is not to be had."""
+    """The response to a client when the lock is busy."""
 
     @pytest.mark.parametrize(
         ("accept", "kind"),
@@ -191,7 +192,8 @@ class TestResponse:
         ],
     )
     def test_accept(self, name: str, accept: dict[str, str], kind: str) -> None:
-        """JSON, a page or text, as the client prefers. It names neither key nor holder, and is not cached."""
+        """The response is JSON, a page or text, as the client prefers. The response names neither key nor holder, and
+        is not cached."""
         with held_elsewhere(f"view:{name}", label="secret label", owner="secret owner", lease=5):
             answer = Client().get(f"/function/{name}/", headers=accept)
         assert answer.status_code == 423
@@ -214,14 +216,14 @@ class TestResponse:
     @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_store_away(self, name: str) -> None:
-        """503 with Retry-After while MongoDB cannot be reached."""
+        """The response is 503 with Retry-After while MongoDB cannot be reached."""
         answer = Client().get(f"/function/{name}/", headers={"accept": "application/json"})
         assert answer.status_code == 503
         assert int(answer["Retry-After"]) > 0
         assert answer.json()["code"] == "unavailable"
 
     def test_store_away_is_no_contention(self) -> None:
-        """Only "respond" has an answer to that; nobody skips work because nobody could be asked."""
+        """Only "respond" has an answer to an outage. No work is skipped because the store cannot be reached."""
         error = LockBackendFailed("away")
         for policy in ("raise", "skip", "retry", lambda error: "handled"):
             with pytest.raises(LockBackendFailed):
@@ -240,14 +242,14 @@ class TestResponse:
         ],
     )
     def test_retry_after(self, usual: float | None, held_for: float, left: float, said: str) -> None:
-        """It speaks of the work: what such holds usually take, else as long again; at most what is left of the lease,
-        at least a second."""
+        """Retry-After is the usual duration of such holds, or else the time held so far once more. The limits are the
+        rest of the lease and one second."""
         error = LockNotAcquired("key", retry_after=left)
         error.usual, error.held_for = usual, held_for
         assert make_response(RequestFactory().get("/"), error)["Retry-After"] == said
 
     def test_usual(self, mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        """A function learns how long it holds its lock, from calls that ran."""
+        """A function learns its usual hold from calls that ran."""
         times = itertools.count(0, 8)
         monkeypatch.setattr(calls, "clock", SimpleNamespace(now=lambda: next(times)))
         view: Any = mongo_locked("view:{name}", wait=0, on_contention="respond", lease=60)(
@@ -261,7 +263,7 @@ class TestResponse:
             assert view(RequestFactory().get("/"), name)["Retry-After"] == "3"
 
     def test_a_minimum_hold(self, mongolock: MemoryLocks, name: str) -> None:
-        """A client comes back at its end, however short the work was."""
+        """A client comes back at the end of the minimum hold, however short the work was."""
         view: Any = mongo_locked("view:{name}", wait=0, on_contention="respond", min_hold=50)(
             lambda request, name: HttpResponse()
         )
@@ -274,7 +276,8 @@ class TestFindRequest:
     REQUEST: ClassVar[HttpRequest] = RequestFactory().get("/")
 
     def test_places(self) -> None:
-        """The first or second argument, by name, of the view, or inside a request of Django REST framework."""
+        """Keys can use the first or second argument of the view, by name, or a request inside one of Django REST
+        framework."""
 
         class Wrapped:
             def __init__(self, request: HttpRequest) -> None:
@@ -294,7 +297,7 @@ class TestFindRequest:
         assert isinstance(find_request((ASGIRequest({"method": "GET", "path": "/"}, BytesIO()),), {}), ASGIRequest)
 
     def test_nothing_is_touched(self) -> None:
-        """Arguments are not asked for attributes that could cost a query, and lazy ones stay lazy."""
+        """No attribute of an argument that could cost a query is read, and lazy ones stay lazy."""
         from django.utils.functional import SimpleLazyObject
 
         class Ticket:
@@ -317,7 +320,7 @@ rows = pytest.fixture(atomic_rows)
 
 @pytest.fixture
 def at_release(rows: Rows) -> Iterator[list[tuple[str, list[str]]]]:
-    """What a second connection sees at the moment when a lock has been released: (kind of key, rows)."""
+    """Return the list of the kinds of keys and the rows, as a second connection sees them at each release."""
     seen: list[tuple[str, list[str]]] = []
 
     def look(*, key: str, **event: Any) -> None:
@@ -329,7 +332,7 @@ def at_release(rows: Rows) -> Iterator[list[tuple[str, list[str]]]]:
 
 
 class TestAtomicRequests:
-    """F47: acquire, commit, release. Seen through a second connection to a real file."""
+    """F47: The order is acquire, commit, release, as seen through a second connection to a real file."""
 
     LOCKED = (
         *("function", "class", "method_decorator", "above_api_view", "api_class", "async_own"),
@@ -338,8 +341,8 @@ class TestAtomicRequests:
 
     @pytest.mark.parametrize("kind", LOCKED)
     def test_order(self, kind: str, name: str, at_release: Any, rows: Any) -> None:
-        """An error rolls back before the lock is released; afterwards the file can be written at once, and whoever gets
-        the lock next sees what was written under it. A savepoint that is rolled back inside changes nothing of that."""
+        """An error rolls back before the lock is released. Afterwards the file can be written at once, and the next
+        holder sees the rows written under the lock. A rollback of an inner savepoint changes nothing of that."""
         with pytest.raises(ZeroDivisionError):
             Client().get(f"/write-{kind}/{name}/?fail")
         assert at_release == [("row", [])]
@@ -351,14 +354,14 @@ class TestAtomicRequests:
 
     @pytest.mark.filterwarnings("ignore:.*was released inside the transaction")
     def test_naive(self, name: str, at_release: Any, rows: Any) -> None:
-        """This test would find a decorator that releases before the commit: here is one."""
+        """This test finds a decorator that releases before the commit, such as this one."""
         Client().get(f"/write-naive/{name}/")
         assert at_release == [("row", [])]
         assert rows() == [name]
 
     @pytest.mark.parametrize("kind", ["below_api_view", "api_method", "api_class", "above_api_view"])
     def test_api_exception(self, kind: str, name: str, at_release: Any, rows: Any) -> None:
-        """What Django REST framework answers as an error is rolled back before the release, too."""
+        """An error response of Django REST framework is rolled back before the release, too."""
         assert Client().get(f"/write-{kind}/{name}/?forbidden").status_code == 403
         assert at_release == [("row", [])]
         assert rows() == []
@@ -370,25 +373,25 @@ class TestAtomicRequests:
 
     @pytest.mark.parametrize("kind", ["waits", "waits_inside"])
     def test_busy(self, kind: str, name: str, rows: Any) -> None:
-        """No transaction is open while a view waits for its lock, nor while it has one and waits for another."""
+        """No transaction is open while a view waits for its lock, or while it holds one and waits for another."""
         with held_elsewhere(f"row:{name}"):
             assert Client().get(f"/write-{kind}/{name}/").content == b"False"
 
     @pytest.mark.parametrize("kind", ["none_below", "none_above", "none_class", "none_method"])
     def test_non_atomic_requests(self, kind: str, name: str, rows: Any) -> None:
-        """A view that wants no transaction has none, above or below the lock: what it wrote stays."""
+        """A view without a transaction has none above or below the lock. The view's writes stay."""
         with pytest.raises(ZeroDivisionError):
             Client().get(f"/write-{kind}/{name}/?fail")
         assert rows() == [name]
 
     async def test_asgi(self, name: str, at_release: Any) -> None:
-        """The same order under the async handler, which runs sync views in threads."""
+        """The async handler runs sync views in threads. The order is the same."""
         await AsyncClient().get(f"/write-function/{name}/")
         await AsyncClient().get(f"/write-method/{name}/")
         assert at_release == [("row", [name]), ("row", [name, name])]
 
     @pytest.mark.parametrize("kind", ["async", "async_class"])
     def test_async(self, kind: str, name: str, rows: Any) -> None:
-        """Django has no transactions for async views and refuses them; the lock does not hide that."""
+        """Django has no transactions for async views and refuses them. The lock does not hide that."""
         with pytest.raises(RuntimeError, match="cannot use ATOMIC_REQUESTS with async views"):
             Client().get(f"/write-{kind}/{name}/")

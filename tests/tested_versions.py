@@ -1,8 +1,8 @@
-"""Run what a new Django or Python can break on the oldest and the newest pair: `python3 dev.py versions`.
+"""Run the tests that a new Django or Python can break on the oldest and the newest pair: `python3 dev.py versions`.
 
-The oldest pair is that of .venv. The newest pair is made in .venv-newest: the newest Python of this machine, with the
-newest Django and django-mongodb-backend that the index has today. With --write, the table of
-docs/reference/compatibility.md is written, with the commit that was run. Further arguments go to pytest.
+The oldest pair is that of .venv. The newest pair is made in .venv-newest, from the newest Python of this machine and
+the newest Django and django-mongodb-backend of the index. With --write, the table of docs/reference/compatibility.md is
+written, with the commit that was run. Further arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD: Final = """\
 | pair | Python | Django | django-mongodb-backend | PyMongo | MongoDB | tests |
 |---|---|---|---|---|---|---|
 """
-#: What needs Django's own ways: the pages of the admin, the edit locks, the versions of rows, the checks.
+#: Tests that depend on Django's own ways, such as the pages of the admin, edit locks, versions of rows, and checks.
 TESTS: Final = (
     "tests/test_admin.py",
     "tests/test_dashboard.py",
@@ -37,7 +37,7 @@ TESTS: Final = (
     "tests/test_versions_forms.py",
     "tests/test_checks.py",
 )
-#: Not among them: what others write into a lock is shown alike on each Django.
+#: Without these, because texts that others write into a lock look alike on each Django.
 SELECTED: Final = "not hostile and not damage"
 #: The oldest Python of the newest Django.
 NEEDED: Final = (3, 12)
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both pairs; return 0 if all tests passed."""
+    """Run both pairs, and return 0 if all tests passed."""
     write = "--write" in arguments
     strict = write or bool(os.environ.get("CI"))
     rest = [argument for argument in arguments if argument != "--write"]
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def fail(message: str) -> NoReturn:
-    """End with one line that says what to do."""
+    """End with one line of advice."""
     sys.exit(f"versions: {message}")
 
 
@@ -100,7 +100,7 @@ def oldest_supported() -> tuple[int, ...]:
 
 
 def pythons() -> Iterator[Candidate]:
-    """Find the released Pythons of this machine: on PATH, of pyenv, of uv, beside this one."""
+    """Yield the released Pythons of this machine, found on PATH, by pyenv, by uv, and beside this one."""
     home = Path.home()
     pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv") / "versions"
     homes = (pyenv, home / ".local/share/uv/python", Path(sys.base_prefix).parent)
@@ -113,7 +113,7 @@ def pythons() -> Iterator[Candidate]:
 
 
 def environment(python: str) -> str:
-    """Make .venv-newest, or bring it up to date; return its Python."""
+    """Make .venv-newest or bring it up to date, and return its Python."""
     own = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     pip = [str(own), "-m", "pip", "install", "--upgrade"]
     print(f"versions: installing the newest Django into {VENV}", flush=True)
@@ -129,8 +129,8 @@ def environment(python: str) -> str:
 
 
 def run(name: str, python: str, arguments: Sequence[str]) -> tuple[int, str]:
-    """Run the tests with *python*; return pytest's exit code and the row of the table."""
-    # django-mongodb-backend 6 asks for MongoDB 7, and the server of the group `mongod` is a 6.0: see tox.ini.
+    """Run the tests with *python*, and return pytest's exit code and the row of the table."""
+    # django-mongodb-backend 6 asks for MongoDB 7, and the server of the group `mongod` is a 6.0 (see tox.ini).
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "MONGOLOCK_TEST_OLD_SERVER": "1"}
     facts = json.loads(subprocess.check_output([python, "-c", FACTS], cwd=ROOT, env=variables))
     print(f"versions: {name}: Python {facts[0]}, Django {facts[1]}", flush=True)

@@ -2,13 +2,13 @@
 
 A pytest plugin: `-p tests.tiers`.
 
-    pytest                a case without a mark, which takes at most half a second, and each `witness`
+    pytest                a case without a mark, with a limit of half a second, and each `witness`
     pytest --long         each case that is marked `long`: elections, kills, workers, browsers, skewed clocks
     pytest --all          both
-    pytest -m program     each case that is marked `program`, which takes minutes
+    pytest -m program     each case that is marked `program`, with a duration of minutes
 
-A case that is marked `long` and `witness` is a witness: so a whole file can be `long` but for one case. Where all
-arguments name cases (`::`), or `-m` selects, the tiers select nothing.
+A case that is marked `long` and `witness` is a witness. With that mark, a whole file can be `long` except for one case.
+If all arguments name cases (`::`), or `-m` selects, the tiers select nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from environ import Env
 
 SHORT, WITNESS, LONG, PROGRAM = "short", "witness", "long", "program"
 
-#: Seconds that a short case may take, on a machine that does nothing else; the machines of CI are slower.
+#: The seconds for a short case on an otherwise idle machine. The machines of CI are slower.
 LIMIT: Final = 0.5
 LIMIT_IN_CI: Final = 1.0
 
-#: Where Linux says for how long a process that could run had no processor (PSI).
+#: The file in which Linux records how long runnable processes had no processor (PSI).
 PRESSURE: Final = Path("/proc/pressure/cpu")
 STAT: Final = Path("/proc/stat")
 
@@ -71,12 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Stopwatch:
-    """Fails each short case that takes longer than the limit, twice in a row.
+    """A stopwatch that fails each short case that takes longer than the limit, twice in a row.
 
-    The second run judges: the first one pays for what is made once, as the modules and tables that a library loads.
-    Counted are the case, its own fixtures, and their ends. Not counted is the time in which any process of the machine
-    waited for a processor: on a busy machine that is nearly all of it, so a case fails only where nothing else can have
-    been the reason. Not counted are fixtures that other cases share, either.
+    The second run judges, because the first one pays for modules and tables that a library loads once. The time of the
+    case, of its own fixtures, and of their ends counts. Fixtures that other cases share do not count. The time in which
+    any process of the machine waited for a processor does not count, either. On a busy machine that is nearly all of
+    the time. A case therefore fails only if there is no other possible reason.
     """
 
     def __init__(self, limit: float) -> None:

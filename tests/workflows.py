@@ -1,4 +1,4 @@
-"""Look at the workflows with zizmor, offline: `python -m tests.workflows`. It is a program, not a module."""
+"""Check the workflows with zizmor, offline: `python -m tests.workflows`. This is a program, not a module."""
 
 import subprocess
 import sys

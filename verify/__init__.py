@@ -1,1 +1,1 @@
-"""Programs that look for what tests do not find: locks under faults, and the engine under virtual time."""
+"""Programs that look for faults that tests do not find, with locks under faults, and the engine under virtual time."""

@@ -28,7 +28,7 @@ from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from testproject.servers import Mongod, ReplicaSet
 
 DATABASE: Final = "scale"
-#: Threads that have locks: the locks of a thread that has ended are released.
+#: Threads with locks. The locks of a thread that has ended would be released.
 POOLS: Final[list[ThreadPoolExecutor]] = []
 
 
@@ -54,7 +54,7 @@ class Sent(monitoring.CommandListener):
 
 
 def new_session(uri: str) -> tuple[Session, Sent]:
-    """Return a session, and what counts its commands."""
+    """Return a session and the counter of its commands."""
     sent = Sent()
     return Session(MongoStore(StoreConfig({"host": uri, "event_listeners": [sent]}, DATABASE))), sent
 
@@ -105,7 +105,7 @@ async def waiters(uri: str, number: int = 3_000) -> None:
     sent.take()
     collection.drop()
     began, longest, back = time.monotonic(), 0.0, 0
-    # Nobody holds the locks any more: each waiter that asks again is granted its key.
+    # Nobody holds the locks any more, and each waiter that asks again is granted its key.
     while back < number and time.monotonic() < began + 45:
         asked = time.monotonic()
         async with new_lock(session, f"free{random.random()}", 10):

@@ -1,4 +1,4 @@
-"""The questions, by name. Each yields what it finds as it finds it, so that what it has is kept where it ends early."""
+"""The questions, by name. Each yields its findings one by one, so that they are kept if it ends early."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ Ask = Callable[[Bench], Iterator[Piece]]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """*limit*: seconds after which it is ended."""
+    """A question.
+
+    - limit: seconds after which it is ended.
+    """
 
     ask: Ask
     limit: float

@@ -1,4 +1,4 @@
-"""What does a lock cost that nobody else wants?"""
+"""The cost of a lock that nobody else wants."""
 
 import contextlib
 import time
@@ -14,7 +14,8 @@ from bench.workers import State, Worker, workers
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one acquire and release: milliseconds, microseconds of CPU in this process, milliseconds of the server's."""
+    """The cost of one acquire and release, in milliseconds, microseconds of CPU in this process, and milliseconds of
+    the server's."""
 
     milliseconds: float
     cpu: float
@@ -22,7 +23,7 @@ class Cost:
 
 
 def run(state: State, key: str, count: int) -> Cost:
-    """In the worker: so many pairs, after one another."""
+    """Run *count* pairs one after another, in the worker."""
     cpu = time.process_time()
     times = state["peer"].pairs([key] * count)
     return Cost(median(times) * 1000, (time.process_time() - cpu) / count * 1e6)
@@ -60,7 +61,7 @@ def compared(bench: Bench, contenders: list[Contender]) -> dict[str, list[Cost]]
 
 
 def begin(bench: Bench, ends: contextlib.ExitStack, contender: Contender, key: str) -> list[Worker]:
-    """A worker that has taken the lock before; a second one has proved with it that it is one."""
+    """Return a worker that has taken the lock before. A second worker has proved with it that it is a lock."""
     crew = ends.enter_context(workers(2))
     bench.open(crew, contender)
     if is_lock(contender):

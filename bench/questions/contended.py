@@ -1,4 +1,4 @@
-"""Processes that want the same key: how fast is it handed over, how fairly, and what does that cost?"""
+"""The speed, the fairness and the costs of hand-overs between processes that want the same key."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bench.contenders import FEW, MAIN, OTHERS, OURS, POLLING, QUICK, Contender
 from bench.measure import Data, Piece, Spread, Table, interleaved, median, ratio
 from bench.workers import workers
 
-#: Processes: rounds, seconds of each, and who takes part.
+#: The sizes by the number of processes, with the rounds, the seconds of each, and the contenders.
 SIZES: Final[dict[int, tuple[int, float, tuple[Contender, ...]]]] = {
     2: (2, 1.0, MAIN),
     8: (3, 1.5, (POLLING, *OTHERS)),
@@ -56,7 +56,7 @@ def contended(bench: Bench) -> Iterator[Piece]:
 
 
 def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
-    """So many processes: over and over for so long, and then some times each of them once."""
+    """Let *count* processes acquire over and over for *seconds*, and then each of them once, some times."""
     key, world, needs = fresh_key("hot"), bench.world, contender.needs
     with workers(count) as crew:
         bench.open(crew, contender)

@@ -27,7 +27,8 @@ def crowd(bench: Bench) -> Iterator[Piece]:
 
 
 def shaped(bench: Bench, size: int) -> tuple[float, float, float]:
-    """So many threads: milliseconds of a hand-over, acquisitions a second, and commands of one."""
+    """Return the milliseconds of a hand-over, the acquisitions a second, and the commands of one, for *size*
+    threads."""
     seconds, key = bench.some(1, 2), fresh_key("crowd")
     with workers(1) as crew:
         bench.open(crew, OURS)
@@ -42,7 +43,7 @@ def shaped(bench: Bench, size: int) -> tuple[float, float, float]:
 
 
 def work(state: State, key: str, count: int, begin: float, end: float) -> tuple[list[Turn], float]:
-    """In the worker: so many threads, over and over."""
+    """Run *count* threads in the worker, over and over."""
     turns: list[Turn] = []
 
     def over_and_over(number: int) -> None:

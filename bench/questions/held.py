@@ -1,4 +1,4 @@
-"""What do locks cost that are held for long?"""
+"""The cost of locks that are held for long."""
 
 import threading
 import time
@@ -48,10 +48,12 @@ def held(bench: Bench) -> Iterator[Piece]:
 
 
 def hold(state: State, key: str, count: int, terms: Terms) -> float:
-    """In the worker: hold so many locks. They are written at once: to acquire each would take minutes. KB of each."""
+    """Hold *count* locks in the worker, and return the KB of each. The locks are written at once, because to acquire
+    each would take minutes."""
     session: Session = get_backend(ALIAS).session()
     collection = mongo_store(ALIAS).collection
-    # By another session: whoever has released a lock looks soon whether that was undone, and renews on that occasion.
+    # In another session, because a session that has released a lock soon checks whether that was undone, and renews on
+    # that occasion.
     another = Session(mongo_store(ALIAS))
     with MongoLock(lambda: another, (key,), terms):
         pattern = collection.find_one({"_id": key}) or {}
@@ -71,7 +73,7 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
 
 
 def beat(state: State) -> tuple[float, float]:
-    """In the worker: renew all; seconds of CPU, and seconds."""
+    """Renew all locks in the worker. Return the seconds of CPU, and the seconds."""
     session, grants = _known(state)
     for grant in grants:
         grant.lease.renew_at = 0.0
@@ -84,7 +86,7 @@ def beat(state: State) -> tuple[float, float]:
 
 
 def forget(state: State) -> None:
-    """In the worker: let go of them, without a command for each."""
+    """Drop all locks in the worker, without a command for each."""
     session, grants = _known(state)
     for grant in grants:
         grant.mark_lost("the benchmark is over")
@@ -93,6 +95,6 @@ def forget(state: State) -> None:
 
 
 def _known(state: State) -> tuple[Session, list[Grant]]:
-    """What `hold` has made."""
+    """Return the session and the grants that `hold` has made."""
     made: tuple[Session, list[Grant]] = state["held"]
     return made

@@ -1,4 +1,4 @@
-"""A process that holds a lock is killed: when does somebody else get it?"""
+"""The time until another process gets the lock of a killed one."""
 
 import math
 import os
@@ -16,17 +16,18 @@ from bench.peers import DATABASE
 from bench.workers import State, WorkerError, workers
 from django_mongolock.engine import clock
 
-#: The lease that each is told to give, in seconds; ours lets the server wait a margin longer.
+#: The lease of each contender, in seconds. Our server waits a margin longer.
 LEASE: Final = 2.0
-#: Those whose lock ends with its lease, counted from the grant; the others' with a session or a connection.
+#: Contenders with a lease, counted from the grant. The locks of the others end with a session or a connection.
 LEASED: Final = {"redis", "redis-always", "mongo"}
-#: MongoDB removes what has run out once a minute.
+#: MongoDB removes expired documents once a minute.
 LONGEST: Final = 75.0
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Seconds from the kill, and from the end of the lease, until somebody else had it; none: it never was."""
+    """Seconds from the kill, and from the end of the lease, until another process had the lock. None means that no
+    process had it."""
 
     after_kill: float | None
     after_lease: float | None = None
@@ -47,7 +48,7 @@ def killed(bench: Bench) -> Iterator[Piece]:
         except Exception as error:  # noqa: BLE001 - the others go on
             bench.failed(name, error)
 
-    # They do nothing but wait, so they can all do so at the same time.
+    # All contenders wait at the same time, because they do nothing else.
     threads = [threading.Thread(target=tries, args=(name,), daemon=True) for name in ready]
     for thread in threads:
         thread.start()
@@ -91,7 +92,7 @@ def trial(bench: Bench, contender: Contender) -> Takeover:
 
 
 def take(state: State, key: str) -> float:
-    """In the worker: acquire; when it was granted."""
+    """Acquire in the worker, and return the time of the grant."""
     state["peer"].acquire(key)
     return clock.now()
 

@@ -32,11 +32,11 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CheckError(Exception):
-    """The check found a violation, which is in the report."""
+    """The error of a check that found a violation. The report names the violation."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; return its exit code."""
+    """Run the demo, and return its exit code."""
     options = _options(argv)
     for number in END_SIGNALS:
         signal.signal(number, _interrupt)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def running_site(options: argparse.Namespace) -> Iterator[site.Site]:
-    """Start everything; end it at the end of the block, whatever happens."""
+    """Start everything, and end it at the end of the block, whatever happens."""
     base = f"http://127.0.0.1:{site.free_port(options.port)}"
     with ExitStack() as stack:
         uri = stack.enter_context(mongodb())
@@ -144,7 +144,7 @@ def _findings(running: site.Site, seconds: float, *, locking: bool) -> Iterator[
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for logs and the SQLite file; it is kept if the run fails."""
+    """Make a folder for logs and the SQLite file. The folder is kept if the run fails."""
     folder = Path(tempfile.mkdtemp(prefix="mongolock-demo-"))
     try:
         yield folder
@@ -183,7 +183,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _port(text: str) -> int:
-    """The number of a port. Raises argparse's error, which is one line."""
+    """Return the number of a port, or raise argparse's error of one line."""
     if not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
     return int(text)

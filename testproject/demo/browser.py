@@ -1,4 +1,4 @@
-"""A browser of forty lines: cookies, login, CSRF token. For the traffic and for the check."""
+"""A browser of forty lines, with cookies, login and CSRF token, for the traffic and the check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer:
 
 
 class Browser:
-    """One session on the site at *base*. Its cookies are safe to share between threads."""
+    """One session on the site at *base*. Threads may share its cookies."""
 
     def __init__(self, base: str) -> None:
         self.base = base

@@ -1,4 +1,4 @@
-"""What ``--check`` verifies, while the traffic runs and after it."""
+"""The checks of ``--check``, while the traffic runs and after it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from testproject.shop.models import Ad, Order, ad_exports
 from testproject.shop.tasks import hold
 
 LEASE = 5.0
-# The server grants the lock one margin after the lease; and a loaded machine is slow.
+# The server grants the lock one margin after the lease, and a loaded machine is slow.
 GRACE = 3.0
 DRAIN_SECONDS = 60.0
-# How long a run without locks continues, at most, until something has gone wrong.
+# The longest run without locks, in seconds, until something has gone wrong.
 CHANCE_SECONDS = 180.0
 QUIET_SECONDS = 1.0
 LOCKS = "/admin/django_mongolock/lock/"
@@ -43,10 +43,10 @@ class Finding:
 
 
 def abandoned_locks() -> Iterator[Finding]:
-    """Kill a program and a worker that hold a lock each: one is cleared by the command, one becomes free in time."""
+    """Kill a program and a worker that hold a lock each. The command clears one, and the other becomes free in time."""
     taken, swept = "demo:abandoned", "demo:swept"
     kill_program(swept)
-    killed_at = _kill_worker(taken)  # killed last: its lease ends last
+    killed_at = _kill_worker(taken)  # killed last, because its lease ends last
     with mongo_lock(taken, wait=LEASE + GRACE, label="after the killed one"):
         waited = time.monotonic() - killed_at
     yield Finding("lock of a killed worker free after", f"{waited:.1f} s", waited <= LEASE + GRACE)
@@ -57,14 +57,14 @@ def abandoned_locks() -> Iterator[Finding]:
 
 
 def traffic(did: Counter[str]) -> Iterator[Finding]:
-    """Report what the sellers and buyers did, and errors of the site."""
+    """Report the actions of the sellers and buyers, and errors of the site."""
     yield Finding("requests", str(did["requests"]))
     yield Finding("… answered 423, locked", str(did["met a lock"]))
     yield Finding("… answered 5xx", str(did["errors"]), did["errors"] == 0)
 
 
 def await_wrong_export(running: Site) -> None:
-    """Continue the traffic until a flow has overtaken another one, which is rare on a busy machine."""
+    """Continue the traffic until a flow has overtaken another one. This is rare on a busy machine."""
     end = time.monotonic() + CHANCE_SECONDS
     while not audit.judge().wrong_exports and time.monotonic() < end:
         running.watch(1.0)
@@ -73,8 +73,7 @@ def await_wrong_export(running: Site) -> None:
 def drain(running: Site, *, locking: bool) -> Finding:
     """Wait until no task waits and every change has reached the external service.
 
-    Without locking the latter never happens by itself: flows also overtake each other when they
-    store what was sent.
+    Without locking, not every change reaches it, because flows also overtake each other when they store what was sent.
     """
     start = time.monotonic()
     quiet_since: float | None = None
@@ -145,8 +144,8 @@ def _kill_worker(key: str) -> float:
 
 
 def kill_program(key: str) -> None:
-    """Have another program hold the lock, and kill it. A Celery worker would release by itself what a process of its
-    pool has left."""
+    """Have another program hold the lock, and kill it. A Celery worker would release the locks of a killed process of
+    its pool."""
     code = f"import django; django.setup(); from testproject.shop.tasks import hold; hold({LEASE}, [{key!r}], 60)"
     with subprocess.Popen([sys.executable, "-c", code]) as program:
         try:
@@ -156,7 +155,7 @@ def kill_program(key: str) -> None:
 
 
 def _holder(key: str) -> int:
-    """Wait until the lock is held; return by which process."""
+    """Wait until the lock is held, and return the pid of its holder."""
     deadline = time.monotonic() + DRAIN_SECONDS
     while (lock := Lock.objects.held().filter(pk=key).first()) is None:
         if time.monotonic() > deadline:
@@ -172,7 +171,7 @@ def _is_stale(key: str) -> bool:
 
 
 def _clear(*arguments: str) -> set[str]:
-    """Run the command as a person does; return the keys that it reports."""
+    """Run the command as a person does, and return the keys that it reports."""
     argv = site.module("testproject.manage", "clear_stale_locks", "--json", *arguments)
     output = subprocess.run(argv, check=False, stdout=subprocess.PIPE).stdout
     return {lock["key"] for kind in json.loads(output)["kinds"] for lock in kind["stale"]}

@@ -1,6 +1,6 @@
 """Programs that hold locks, or get into trouble with them: ``python -m testproject.demo.night PROGRAM LABEL KEY…``.
 
-They run until SIGTERM, or until they have nothing left to do.
+A program runs until SIGTERM, or until it has nothing left to do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def hold(label: str, *keys: str) -> None:
 
 
 def crowd(label: str, key: str, count: str) -> None:
-    """Let so many tasks wait for a lock; each holds it for a moment."""
+    """Let *count* tasks wait for a lock. Each holds it for a moment."""
     from django_mongolock import mongo_lock
 
     async def buy(number: int) -> None:

@@ -1,6 +1,6 @@
-"""The demo's processes: started in their own groups, ended by pid, the last one first.
+"""The demo's processes. They are started in their own groups, and ended by pid, the last one first.
 
-A watcher beside them learns by the end of a pipe that the demo itself is gone, and removes what it left.
+A watcher beside them learns by the end of a pipe that the demo itself is gone, and removes the rest.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Running:
 
 
 class Processes:
-    """Start processes; on leaving the block end all that still run, children included.
+    """A block that starts processes. At its end all that still run are ended, children included.
 
-    Each gets its own process group, so that a Ctrl-C in the terminal reaches only the demo, which
-    ends the others in order. A group that does not end in time is killed.
+    Each process gets its own process group. A Ctrl-C in the terminal reaches only the demo, and the demo ends the
+    others in order. A group that does not end in time is killed.
     """
 
     def __init__(self, logs: Path, env: Mapping[str, str]) -> None:
@@ -76,7 +76,7 @@ class Processes:
         patience: float = 10.0,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start *argv*; its output goes to ``<logs>/<name>.log``."""
+        """Start *argv* with its output in ``<logs>/<name>.log``."""
         log = self.logs / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -92,7 +92,7 @@ class Processes:
         return process
 
     def stop(self, name: str) -> int:
-        """End the process *name* and its group; return its exit code."""
+        """End the process *name* and its group, and return its exit code."""
         running = next(each for each in self._running if each.name == name)
         self._running.remove(running)
         return self._end(running)
@@ -146,7 +146,7 @@ def _end(running: Running) -> int:
 
 
 def _kill_group(leader: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a group: a pool's children may outlive their parent."""
+    """Kill the rest of a group. The children of a pool may outlive their parent."""
     deadline = time.monotonic() + 2
     with suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < deadline:

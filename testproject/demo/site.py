@@ -1,4 +1,4 @@
-"""Everything that the demo runs: databases, then web server, workers, beat, traffic."""
+"""All processes of the demo, which are databases, web server, workers, beat, and traffic, in this order."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class SiteError(Exception):
 
 @dataclass
 class Site:
-    """The running demo: where it answers, how to log in, its processes."""
+    """The running demo, with its address, its login, and its processes."""
 
     base: str
     processes: Processes
     password: str = field(default_factory=lambda: secrets.token_urlsafe(6))
 
     def start_servers(self, folder: Path) -> None:
-        """Start web server, worker pool and beat; return when the web server answers."""
+        """Start web server, worker pool and beat, and return when the web server answers."""
         listen = self.base.removeprefix("http://")
         self.processes.start(
             "web",
@@ -62,7 +62,7 @@ class Site:
         self.processes.start("traffic", argv, env={PASSWORD_VARIABLE: self.password}, patience=40.0)
 
     def stop_traffic(self) -> Counter[str]:
-        """End the traffic; return what it did."""
+        """End the traffic, and return the counts of its actions."""
         code = self.processes.stop("traffic")
         log = (self.processes.logs / "traffic.log").read_text()
         if code:
@@ -92,7 +92,7 @@ class Site:
 def databases(
     folder: Path, base: str, uri: str, *, locking: bool, in_documents: bool = False
 ) -> Iterator[dict[str, str]]:
-    """Point the environment at fresh databases; yield it. Those in MongoDB are dropped at the end."""
+    """Point the environment at fresh databases, and yield it. Databases in MongoDB are dropped at the end."""
     name = f"mongolock_demo_{secrets.token_hex(3)}"
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "testproject.settings",
@@ -131,13 +131,13 @@ def fill(password: str) -> None:
     for name in SELLERS:
         user = User.objects.create(username=name, password=hashed)
         Seller.objects.create(user_id=str(user.pk), name=name)
-    # Kombu creates a collection; if two processes do it at once, the web server and a worker, one of them fails.
+    # Kombu creates a collection. If the web server and a worker do so at once, one of them fails.
     with app.connection_for_write() as broker:
         broker.channel()
 
 
 def free_port(wanted: int | None) -> int:
-    """Return *wanted*, by default 8000 or else any; 0 is any. Raises SiteError if it is taken."""
+    """Return *wanted*, by default 8000 or else any port. 0 is any port. Raise SiteError if the port is taken."""
     for port in (8000, 0) if wanted is None else (wanted,):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)) as server:
             bound: int = server.getsockname()[1]

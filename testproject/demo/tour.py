@@ -1,4 +1,5 @@
-"""``--incident``: a guided tour of a bad night. It presses the buttons of the start page, and says what to do next."""
+"""``--incident``, a guided tour of a bad night. The tour presses the buttons of the start page, and names the next
+step."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ LOOK_EVERY = 0.5
 
 
 def guide(running: site.Site) -> None:
-    """Go through all incidents; return when the last is over."""
+    """Go through all incidents, and return when the last is over."""
     browser = Browser(running.base)
     browser.login("/admin/login/", site.ADMIN, running.password)
     names = [incident["name"] for incident in _incidents(browser)]

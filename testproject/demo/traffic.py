@@ -1,7 +1,7 @@
-"""The users of the demo: sellers who change their minds, buyers who click twice.
+"""The users of the demo. Sellers change their minds, and buyers click twice.
 
-Its own process, ``python -m testproject.demo.traffic BASE SELLER…``; the sellers' password comes
-from the environment. Ends on SIGTERM and prints what it did as one line of JSON.
+The users are a process of their own, ``python -m testproject.demo.traffic BASE SELLER…``. The sellers' password comes
+from the environment. The process ends on SIGTERM, and prints its deeds as one line of JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ THINGS = ("bicycle", "piano", "lamp", "canoe", "typewriter", "armchair", "telesc
 
 
 class Person:
-    """One seller in a browser, who is sometimes a buyer too."""
+    """One seller in a browser who is sometimes a buyer too."""
 
     def __init__(self, base: str, username: str, password: str, stop: threading.Event) -> None:
         self.did: Counter[str] = Counter()
@@ -55,7 +55,7 @@ class Person:
         self._ads.append(self._send("POST", "/api/ads/", body).json()["ad"])
 
     def haggle(self) -> str:
-        """Lower the price again and again: each export is still under way when the next begins."""
+        """Lower the price again and again. Each export is still under way when the next begins."""
         ad = random.choice(self._ads)
         for _ in range(random.randint(2, 4)):
             self._edit(ad)
@@ -69,7 +69,7 @@ class Person:
         self._ads.remove(ad)
 
     def haggle_and_opt(self) -> None:
-        """Lower the price, then take the ad out of the external service; later put it back."""
+        """Lower the price, then take the ad out of the external service. Later put it back."""
         ad = self.haggle()
         self._send("POST", f"/api/ads/{ad}/opt/", {"opted_in": False})
         if random.random() < 0.5:
@@ -77,7 +77,8 @@ class Person:
             self._send("POST", f"/api/ads/{ad}/opt/", {"opted_in": True})
 
     def change_mind(self) -> None:
-        """Put an ad into the external service and take it out, faster than the site answers; leave it in."""
+        """Put an ad into the external service and take it out, faster than the site answers, and leave it in at the
+        end."""
         path = f"/api/ads/{random.choice(self._ads)}/opt/"
         with ThreadPoolExecutor(4) as clicks:
             for opted_in in (True, False, True, False):

@@ -19,14 +19,14 @@ def _never(*_: object, **__: object) -> bool:
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """No add, no change, no delete: only the service writes its records."""
+    """An admin without adding, changing and deleting, because only the service writes its records."""
 
     has_add_permission = has_change_permission = has_delete_permission = _never
 
 
 @admin.register(ShownAd)
 class ShownAdAdmin(ReadOnlyAdmin):
-    """What the service shows now."""
+    """The ads that the service shows now."""
 
     list_display = ("ad_id", "shown", "version", "sequence")
     list_filter = ("shown",)
@@ -44,10 +44,10 @@ class CallAdmin(ReadOnlyAdmin):
 
     @admin.display(ordering="started_at")
     def started(self, call: Call) -> str:
-        """When the call came, to the millisecond: that is what overlaps are about."""
+        """Return the time of the call, to the millisecond, because overlaps are about milliseconds."""
         return timezone.localtime(call.started_at).isoformat(" ", "milliseconds")[:-6]
 
     @admin.display
     def took(self, call: Call) -> str:
-        """How long it was under way."""
+        """Return the duration of the call."""
         return f"{(call.ended_at - call.started_at) / timedelta(milliseconds=1):.0f} ms"

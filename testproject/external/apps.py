@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class ExternalConfig(AppConfig):
-    """The external service; it shares nothing with the shop but the web server."""
+    """The external service. Only the web server is shared with the shop."""
 
     name = "testproject.external"
     label = "external"

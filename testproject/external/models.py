@@ -1,4 +1,4 @@
-"""The records of the external service: its present state, and every call with its times."""
+"""The records of the external service, with its present state, and every call with its times."""
 
 from django.db import models
 from django_mongodb_backend.fields import ObjectIdAutoField
@@ -7,7 +7,7 @@ from testproject.mongo import MongoModel
 
 
 class ShownAd(MongoModel):
-    """One ad as the service has it now: shown with this content, or withdrawn."""
+    """One ad as the service has it now, shown with this content or withdrawn."""
 
     ad_id = models.CharField(primary_key=True, max_length=24, db_column="_id")
     shown = models.BooleanField(default=False)
@@ -26,7 +26,7 @@ class Call(MongoModel):
     """One call, written when it ended, in an append-only log."""
 
     class Kind(models.TextChoices):
-        """What the caller wanted."""
+        """The purpose of a call."""
 
         EXPORT = "export"
         WITHDRAW = "withdraw"

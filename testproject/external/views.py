@@ -18,7 +18,7 @@ from testproject.mongo import database
 
 
 def delay() -> float:
-    """Return how many seconds a call takes: most answers are quick, some are slow."""
+    """Return the seconds that a call takes. Most answers are quick, and some are slow."""
     quickest, slowest = settings.EXTERNAL_DELAY
     return float(quickest + (slowest - quickest) * random.random() ** 3)
 
@@ -27,7 +27,7 @@ def delay() -> float:
 class AdView(View):
     """One ad of the service, at ``/external/ads/<id>/?version=<n>``.
 
-    The service believes its callers: the last call wins, whatever version it names.
+    The service believes its callers. The last call wins, whatever version it names.
     """
 
     def put(self, request: HttpRequest, ad_id: str) -> HttpResponse:
@@ -35,7 +35,7 @@ class AdView(View):
         return _answer(request, ad_id, Call.Kind.EXPORT, json.loads(request.body))
 
     def delete(self, request: HttpRequest, ad_id: str) -> HttpResponse:
-        """Withdraw the ad; one that was never shown is fine too."""
+        """Withdraw the ad. An ad that was never shown is fine too."""
         return _answer(request, ad_id, Call.Kind.WITHDRAW, {})
 
 
@@ -53,9 +53,9 @@ def _answer(request: HttpRequest, ad_id: str, kind: Call.Kind, content: dict[str
 
 
 def _apply(call: Call, content: dict[str, Any]) -> int:
-    """Apply the call to the service's state; return the number of this call of the ad.
+    """Apply the call to the service's state, and return the number of this call of the ad.
 
-    One update gives the number and the state, so the numbers are the order of the effects.
+    One update gives the number and the state. The numbers are therefore the order of the effects.
     """
     ads = database()[ShownAd._meta.db_table]
     now = {"shown": call.kind == Call.Kind.EXPORT, "version": call.version, "content": content}

@@ -1,4 +1,4 @@
-"""Rates in the admin: concurrent changes are shown instead of overwritten."""
+"""Rates in the admin. Concurrent changes are shown instead of overwritten."""
 
 from django.contrib import admin
 
@@ -8,7 +8,7 @@ from testproject.rates.models import Rate
 
 @admin.register(Rate)
 class RateAdmin(VersionedAdmin):
-    """Rates, which can be edited one by one or in the list."""
+    """Rates that can be edited one by one or in the list."""
 
     list_display = ("name", "value", "note", "version")
     list_editable = ("value",)

@@ -1,4 +1,4 @@
-"""The same models for every database: the key is called _id, and there is no counter, which MongoDB lacks."""
+"""The same models for every database. The key is called _id, and there is no counter, because MongoDB has none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rate(VersionedModel):
 
 
 class PlainRate(models.Model):
-    """The same without a version: the last one to save wins."""
+    """A rate without a version. The last save wins."""
 
     name = models.CharField(primary_key=True, max_length=20, db_column="_id")
     value = models.IntegerField()

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def race(alias: str, runs: int, writers: int, *, plain: bool) -> list[list[int]]:
-    """Let *writers* processes race *runs* times; return the lost values of each run."""
+    """Let *writers* processes race *runs* times, and return the lost values of each run."""
     from django.core.management import call_command
     from django.db import connections
 
@@ -65,7 +65,7 @@ def race(alias: str, runs: int, writers: int, *, plain: bool) -> list[list[int]]
 
 
 def run(barrier: Barrier, alias: str, writers: int, *, plain: bool) -> list[int]:
-    """One race: start with 0, let them write, look for all values."""
+    """Run one race, and return the lost values. The rate starts with 0, and the processes write."""
     from testproject.rates.models import PastRate, PlainRate, Rate
 
     latest = (PlainRate if plain else Rate)._default_manager.using(alias)
@@ -81,7 +81,7 @@ def run(barrier: Barrier, alias: str, writers: int, *, plain: bool) -> list[int]
 
 
 def write(barrier: Barrier, alias: str, runs: int, number: int, plain: bool) -> None:
-    """What each process does: its values in each run, all at the same time as the others."""
+    """Set the values of one process in each run, at the same time as the other processes."""
     from testproject.rates.services import set_rate, set_rate_plainly
 
     try:

@@ -1,4 +1,4 @@
-"""A writer: read the latest rate, write the new one, append the one that it replaced to the history."""
+"""A writer reads the latest rate, writes the new one, and appends the replaced one to the history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testproject.rates.models import PastRate, PlainRate, Rate
 
 @retry_on_conflict(attempts=100, backoff=0.01, longest=0.2)
 def set_rate(name: str, value: int, using: str = "default") -> None:
-    """Give the currency a new rate, and move the replaced one to the history: both or neither."""
+    """Give the currency a new rate, and move the replaced one to the history. Either both happen, or neither."""
     with atomic(using):
         rate = Rate.objects.using(using).get(pk=name)
         replaced, rate.value = rate.value, value
@@ -23,7 +23,7 @@ def set_rate(name: str, value: int, using: str = "default") -> None:
 
 
 def atomic(using: str) -> AbstractContextManager[Any]:
-    """Return a transaction: on MongoDB, Django's own does nothing."""
+    """Return a transaction. Django's own does nothing on MongoDB."""
     kind: Any = mongo_transaction if connections[using].vendor == "mongodb" else transaction
     found: AbstractContextManager[Any] = kind.atomic(using=using)
     return found

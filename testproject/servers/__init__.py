@@ -1,10 +1,10 @@
-"""Real servers for the demo, the tests and the benchmarks: on loopback ports, in temporary directories.
+"""Real servers for the demo, the tests and the benchmarks, on loopback ports, in temporary directories.
 
     with ReplicaSet(members=3) as replica_set:
         client = MongoClient(replica_set.uri)
         replica_set.primary().kill()
 
-They end with the process that started them.
+The servers end with the process that started them.
 """
 
 from testproject.servers.docker import Docker

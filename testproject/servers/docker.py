@@ -10,21 +10,21 @@ from pathlib import Path
 from testproject.servers.process import HOST, Server, ServerError
 from testproject.servers.unprivileged import is_root
 
-#: How long the engine may take to stop its containers, in seconds.
+#: The seconds in which the engine may stop its containers.
 STOP_TIMEOUT = 20.0
 
 
 class Docker(Server):
     """A dockerd with its own containerd, behind a socket in its directory. Published ports are on loopback.
 
-    It changes no rules of the firewall, so its containers reach nothing outside.
+    The rules of the firewall stay as they are. The containers therefore reach nothing outside.
     """
 
     title = "dockerd"
 
     @property
     def uri(self) -> str:
-        """What DOCKER_HOST is to be."""
+        """The value for DOCKER_HOST."""
         return f"unix://{self.path}"
 
     @property

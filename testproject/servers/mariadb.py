@@ -8,7 +8,7 @@ from testproject.servers.unprivileged import UnprivilegedServer
 
 
 class MariaDB(UnprivilegedServer):
-    """A MariaDB server with one empty database, `test`; it keeps nothing and trusts root on loopback."""
+    """A MariaDB server with one empty database, `test`. The server keeps nothing, and trusts root on loopback."""
 
     title = "mariadb"
     system_user = "mysql"
@@ -38,7 +38,7 @@ class MariaDB(UnprivilegedServer):
         return ["mariadbd", "--no-defaults", *where, *fast]
 
     def answers(self) -> bool:
-        """See Server.answers(): whether it sends its greeting, which it does once it is ready."""
+        """See Server.answers(). The server sends its greeting once it is ready."""
         try:
             with socket.create_connection((HOST, self.port), timeout=1.0) as connection:
                 return len(connection.recv(5)) == 5

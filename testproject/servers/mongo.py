@@ -1,4 +1,4 @@
-"""MongoDB servers: one mongod, or a replica set of them."""
+"""MongoDB servers, as one mongod or as a replica set."""
 
 import contextlib
 import importlib.util
@@ -25,7 +25,7 @@ def mongod_path() -> Path:
     """
     if given := _environment("MONGOD"):
         return Path(given).resolve()
-    # The wheel puts nothing but fiftyone/db there; importing it could start the whole of FiftyOne.
+    # The wheel puts nothing but fiftyone/db there. An import could start the whole of FiftyOne.
     spec = importlib.util.find_spec("fiftyone")
     for location in (spec and spec.submodule_search_locations) or []:
         if found := shutil.which("mongod", path=Path(location, "db", "bin")):
@@ -37,10 +37,11 @@ def mongod_path() -> Path:
 
 @dataclass(frozen=True)
 class Access:
-    """How clients connect. By default without login, in clear text.
+    """The access of clients. By default there is no login, and connections are in clear text.
 
-    users: clients have to log in; until there is a first user, any client on this machine may create it.
-    certificate, authority: PEM files; connections are then always encrypted.
+    - users: whether clients have to log in. Until there is a first user, any client on this machine may create it.
+    - certificate: a PEM file. Connections are then always encrypted.
+    - authority: a PEM file of the certificate's authority.
     """
 
     users: bool = False
@@ -49,11 +50,11 @@ class Access:
 
     @property
     def query(self) -> str:
-        """What a client's URI has to say."""
+        """The additional options of a client's URI."""
         return f"&tls=true&tlsCAFile={self.authority}" if self.certificate else ""
 
     def options(self, directory: Path) -> list[str]:
-        """What goes into the server's command line."""
+        """Return the options for the server's command line."""
         options = []
         if self.users:
             key = directory / "keyfile"  # members of a set know each other by it
@@ -70,10 +71,11 @@ OPEN: Final = Access()
 
 
 class Mongod(Server):
-    """A mongod: standalone, or a member of *replica_set*, which the caller initiates.
+    """A mongod, standalone or a member of *replica_set*. The caller initiates the set.
 
-    *parameters* go to --setParameter, for instance {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1};
-    *oplog_mb* is the size of the oplog in MB; *access* is how clients connect.
+    - parameters: values for --setParameter, for instance {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1}.
+    - oplog_mb: the size of the oplog in MB.
+    - access: the way in which clients connect.
     """
 
     title = "mongod"
@@ -99,12 +101,12 @@ class Mongod(Server):
         return f"mongodb://{HOST}:{self.port}/?directConnection=true{self.access.query}"
 
     def client(self, timeout: float = 5.0) -> MongoClient[dict[str, Any]]:
-        """Return a new client of this very server; its calls end within *timeout* seconds."""
+        """Return a new client of this very server. Its calls end within *timeout* seconds."""
         milliseconds = int(timeout * 1000)
         return MongoClient(self.uri, timeoutMS=milliseconds, serverSelectionTimeoutMS=milliseconds)
 
     def hello(self) -> dict[str, Any]:
-        """Return the server's answer to `hello` (what it is just now), or {} when there is none within a second."""
+        """Return the server's answer to `hello` (its present state), or {} when there is none within a second."""
         if self.paused or not self.running:
             return {}
         try:
@@ -134,8 +136,8 @@ class Mongod(Server):
 class ReplicaSet(Runnable):
     """A replica set of one to three mongods, initiated, with a primary.
 
-    *election_timeout* is the time in seconds after which the others replace a primary that they do not
-    hear any more; see Mongod for *parameters*, *oplog_mb* and *access*.
+    *election_timeout* is the time in seconds after which the others replace a silent primary. See Mongod for
+    *parameters*, *oplog_mb* and *access*.
     """
 
     def __init__(
@@ -176,8 +178,8 @@ class ReplicaSet(Runnable):
     def primary(self, timeout: float = 60.0) -> Mongod:
         """Return the member that is primary, after an election if need be.
 
-        Where two believe that they are (one was paused or cut off), it is the one elected last. Raises
-        ServerError when there is none within *timeout* seconds.
+        If two believe that they are (one was paused or cut off), the one elected last is returned. ServerError is
+        raised if there is none within *timeout* seconds.
         """
         with patience(timeout, "the replica set has no primary") as still_time:
             while not (primaries := self.primaries()):
@@ -219,23 +221,24 @@ class ReplicaSet(Runnable):
     def _step_up(client: MongoClient[dict[str, Any]]) -> bool:
         try:
             client.admin.command("replSetStepUp")
-        except OperationFailure:  # it has to wait, or does not support this yet: then the first one elects itself
+        # a member that has to wait, or does not support this yet, lets the first one elect itself
+        except OperationFailure:
             return bool(client.admin.command("hello").get("isWritablePrimary"))
         return True
 
 
 @contextlib.contextmanager
 def mongodb(uri_env: str = "MONGODB_URI", *, parameters: Mapping[str, str | int] | None = None) -> Iterator[str]:
-    """Yield the URI of a MongoDB: the one that the environment names, else one that runs until the block ends.
+    """Yield the URI of a MongoDB. If the environment names none, the server runs until the block ends.
 
-    Raises ServerError when the server that the environment names cannot be used.
+    ServerError is raised if the server that the environment names cannot be used.
     """
     if uri := _environment(uri_env):
         try:
             with MongoClient[dict[str, Any]](uri, serverSelectionTimeoutMS=int(CONTACT_TIMEOUT * 1000)) as client:
                 client.admin.command("ping")
         except (PyMongoError, ValueError) as error:
-            # Not the driver's own text: it may contain the URI, and so a password.
+            # The driver's own text is left out, because it may contain the URI with a password.
             raise ServerError(f"cannot use the server that {uri_env} names ({type(error).__name__})") from None
         yield uri
     else:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server, for what has to work on an SQL database with transactions of every kind."""
+"""A PostgreSQL server, for features that need an SQL database with transactions of every kind."""
 
 import contextlib
 import shutil
@@ -15,9 +15,10 @@ USER = "postgres"
 
 
 class Postgres(UnprivilegedServer):
-    """A PostgreSQL server with one empty database, `postgres`; it keeps nothing and trusts all connections on loopback.
+    """A PostgreSQL server with one empty database, `postgres`. The server keeps nothing, and trusts all connections on
+    loopback.
 
-    It refuses to run as root: root starts it as the system's user postgres.
+    PostgreSQL refuses to run as root. Root therefore starts it as the system's user postgres.
     """
 
     title = "postgres"
@@ -51,17 +52,18 @@ class Postgres(UnprivilegedServer):
         return [f"{_programs()}/postgres", *where, *fast]
 
     def answers(self) -> bool:
-        """See Server.answers(): whether its user can log in, not only whether the port is open."""
+        """See Server.answers(). The user of the server must be able to log in. An open port is not enough."""
         who = b"user\0%s\0database\0postgres\0\0" % USER.encode()
         try:
             with socket.create_connection((HOST, self.port), timeout=1.0) as connection:
                 connection.sendall(struct.pack("!ii", len(who) + 8, 3 << 16) + who)
-                return connection.recv(1) == b"R"  # its answer about authentication; E: it is starting up
+                # the answer about authentication; an E means that the server is starting up
+                return connection.recv(1) == b"R"
         except OSError:
             return False
 
     def close(self) -> None:
-        """End the server at once, but let it give back its shared memory; remove its directory."""
+        """End the server at once, but let it release its shared memory. Remove its directory."""
         if self._process is not None and self.running:
             self._process.send_signal(signal.SIGQUIT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -70,7 +72,7 @@ class Postgres(UnprivilegedServer):
 
 
 def _programs() -> Path | None:
-    """Return the directory of the server's programs; Debian keeps them off PATH, by version."""
+    """Return the directory of the server's programs. Debian keeps them off PATH, by version."""
     if found := shutil.which("initdb"):
         return Path(found).resolve().parent
     return max(Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda path: int(path.parent.name), default=None)

@@ -45,14 +45,14 @@ class ServerError(Exception):
 
 
 class Runnable:
-    """What is started by `with`, and closed at its end or where the start fails half way."""
+    """A thing that is started by `with`, and closed at its end or when the start fails half way."""
 
     def start(self) -> None:
-        """Start, and wait until it can be used; raise ServerError where it cannot."""
+        """Start, and wait until it can be used, or raise ServerError."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """End what runs and remove what it wrote."""
+        """End the processes and remove their files."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -77,9 +77,9 @@ class Server(Runnable):
     def __init__(self) -> None:
         self.port = free_port()
         self.paused = False
-        #: Variables that the process gets beside those of its starter: LD_PRELOAD, FAKETIME and the like.
+        #: Variables that the process gets beside those of its starter, such as LD_PRELOAD and FAKETIME.
         self.environment: dict[str, str] = {}
-        #: The system's user that runs the process; None: that of its starter.
+        #: The system's user that runs the process, or None for that of its starter.
         self.user: str | None = None
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +91,7 @@ class Server(Runnable):
 
     @property
     def pid(self) -> int:
-        """The server's process id; raise ServerError when it was not started, or was killed."""
+        """The server's process id. ServerError is raised if it was not started, or was killed."""
         if self._process is None:
             raise ServerError(f"{self.title} on port {self.port} is not running")
         return self._process.pid
@@ -103,14 +103,14 @@ class Server(Runnable):
 
     @property
     def directory(self) -> Path:
-        """Where the server keeps its data and its log; made when first asked for, removed by close()."""
+        """The folder of the server's data and its log. The folder is made on first use, and removed by close()."""
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix=f"{self.title}-"))
         return self._directory
 
     @property
     def log(self) -> Path:
-        """The file that takes what the server prints."""
+        """The file of the server's output."""
         return self.directory / "log"
 
     def command(self) -> list[str]:
@@ -127,7 +127,7 @@ class Server(Runnable):
             return probe.connect_ex((HOST, self.port)) == 0
 
     def start(self) -> None:
-        """Start the server and wait until it answers; raise ServerError with its last words when it does not."""
+        """Start the server and wait until it answers. Otherwise raise ServerError with its last words."""
         self.launch()
         self.wait_ready()
 
@@ -146,7 +146,7 @@ class Server(Runnable):
         self._watcher = _spawn(watcher, stdin=subprocess.PIPE)
 
     def wait_ready(self) -> None:
-        """Wait until the server answers; raise ServerError when it ends instead, or after `start_timeout`."""
+        """Wait until the server answers. Raise ServerError when it ends instead, or after `start_timeout`."""
         with patience(self.start_timeout, f"{self.title} does not answer") as still_time:
             while not self.answers():
                 if not self.running:
@@ -154,7 +154,7 @@ class Server(Runnable):
                 still_time()
 
     def kill(self) -> None:
-        """End the server at once (SIGKILL). Its data stay, for restart()."""
+        """End the server at once (SIGKILL). The data stay, for restart()."""
         for process in (self._process, self._watcher):
             if process is not None:
                 process.kill()
@@ -163,12 +163,12 @@ class Server(Runnable):
         self.paused = False
 
     def restart(self) -> None:
-        """Start the server again, on the same port and data; one that runs is killed first."""
+        """Start the server again, on the same port and data. A running server is killed first."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """Stop the process where it is (SIGSTOP): its connections stay open, and nothing is answered."""
+        """Stop the process where it is (SIGSTOP). Its connections stay open, and nothing is answered."""
         os.kill(self.pid, signal.SIGSTOP)
         self.paused = True
 
@@ -187,7 +187,7 @@ class Server(Runnable):
 
 @contextlib.contextmanager
 def patience(seconds: float, complaint: str) -> Iterator[Callable[[], None]]:
-    """Yield a short sleep for a waiting loop; it raises ServerError(complaint) once *seconds* are over."""
+    """Yield a short sleep for a waiting loop. The sleep raises ServerError(complaint) once *seconds* are over."""
     end = time.monotonic() + seconds
 
     def still_time() -> None:
@@ -199,7 +199,7 @@ def patience(seconds: float, complaint: str) -> Iterator[Callable[[], None]]:
 
 
 def _spawn(command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
-    """Start *command* where the terminal's Ctrl-C does not reach it: its starter ends it, in order."""
+    """Start *command* where the terminal's Ctrl-C does not reach it, because its starter ends it, in order."""
     if sys.platform == "win32":
         return subprocess.Popen(command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP, **streams)
     return subprocess.Popen(command, process_group=0, **streams)
@@ -214,7 +214,7 @@ def free_port() -> int:
 
 
 def _last_words(log: Path) -> str:
-    """Return in one line what a dead server's log gives as the reason."""
+    """Return the reason in a dead server's log, in one line."""
     text = log.read_text(errors="replace")
     if missing := re.search(r"error while loading shared libraries: (?:\S*/)?([^:/\s]+):", text):
         return f"it needs {missing[1]}: {LIBRARIES}"
@@ -223,7 +223,7 @@ def _last_words(log: Path) -> str:
 
 
 def _complaint(line: str) -> str:
-    """Return the text of a plain log line, or of mongod's JSON for an error; else nothing."""
+    """Return the text of a plain log line, or of mongod's JSON for an error. Other lines give an empty text."""
     try:
         entry = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A RabbitMQ server, for what needs a Celery broker that pushes its messages."""
+"""A RabbitMQ server, for tests of a Celery broker that pushes its messages."""
 
 import shutil
 import socket

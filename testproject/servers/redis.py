@@ -1,4 +1,4 @@
-"""A Redis server, for what needs a Celery broker that redelivers."""
+"""A Redis server, for tests of a Celery broker that redelivers."""
 
 import shutil
 import socket
@@ -7,7 +7,8 @@ from testproject.servers.process import HOST, Server, ServerError
 
 
 class Redis(Server):
-    """A redis-server that keeps nothing on disk; or, if *durable*, all of it, and answers only when it is there."""
+    """A redis-server that keeps nothing on disk. If *durable*, it keeps everything, and answers only when the data are
+    on disk."""
 
     title = "redis-server"
 

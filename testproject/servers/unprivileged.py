@@ -17,7 +17,7 @@ class UnprivilegedServer(Server):
 
     @property
     def data(self) -> Path:
-        """Where the server keeps its data."""
+        """The folder of the server's data."""
         return self.directory / "data"
 
     @classmethod
@@ -40,7 +40,7 @@ class UnprivilegedServer(Server):
         raise NotImplementedError
 
     def launch(self) -> None:
-        """Start the process; the first time, make its data directory before."""
+        """Start the process. The first time, make its data directory before."""
         if reason := self.missing():
             raise ServerError(reason)
         self.user = self.system_user if is_root() else None

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from testproject.servers.process import HOST, Server, ServerError
 
-JAR = Path("/usr/share/java/zookeeper.jar")  # Debian's; it names the jars that it needs
-TICK = 2_000  # milliseconds; a client's session lives two of them at least
+JAR = Path("/usr/share/java/zookeeper.jar")  # Debian's jar, with the names of the jars that it needs
+TICK = 2_000  # milliseconds, half of the shortest session of a client
 
 
 class ZooKeeper(Server):
-    """A ZooKeeper server by itself; it writes to its disk before it answers, as it does by default."""
+    """A single ZooKeeper server. Like every ZooKeeper by default, it writes to its disk before it answers."""
 
     title = "zookeeper"
 

@@ -29,11 +29,11 @@ WAIT = 20.0
 
 
 class AdDeletedError(Exception):
-    """The ad was deleted meanwhile: no change is accepted any more."""
+    """The error for a change of an ad that was deleted meanwhile."""
 
 
 def change(ad_id: str, *, wait: float = WAIT, **changes: Any) -> str | None:
-    """One event: change an ad and export it. Returns its state then; None if the event was not accepted.
+    """Change an ad and export it, as one event. Return its state then, or None if the event was not accepted.
 
     Raises DocumentHeld.
     """
@@ -47,7 +47,7 @@ def change(ad_id: str, *, wait: float = WAIT, **changes: Any) -> str | None:
 
 
 def _choosing(changes: Mapping[str, Any]) -> Callable[[Ad], Status]:
-    """Return what chooses the work for an ad, however often it has to be read again."""
+    """Return a function that chooses the work for an ad, however often the ad has to be read again."""
 
     def choose(ad: Ad) -> Status:
         if ad.deleted and not changes.get("deleted"):
@@ -77,9 +77,10 @@ def _tell(held: HeldDocument[Ad]) -> None:
 
 
 def switch_all(user_id: str, **changes: Any) -> dict[str, str]:
-    """One event for all ads of a user, whose settings may have changed as well. Returns the state of each.
+    """Send one event for all ads of a user, and return the state of each. The settings of the user may have changed as
+    well.
 
-    Those that another flow has now are exported one by one, after it.
+    Ads that another flow has now are exported one by one, after it.
     """
     ads = Ad.objects.alive().filter(user_id=user_id)
     if not settings.SHOP_LOCKING:
@@ -87,15 +88,15 @@ def switch_all(user_id: str, **changes: Any) -> dict[str, str]:
     with ad_exports.acquire_many(ads, pending_of, changes=changes) as batch:
         for held in batch:
             with suppress(DocumentLockLost):
-                held.renew()  # those before it took their time: not an ad that is stale by now
+                held.renew()  # earlier ads took their time, and this one must not be stale by now
             _export(held)
     exported = {str(held.id): str(held.ended) for held in batch}
     return exported | {str(ad_id): str(change(str(ad_id), **changes)) for ad_id in batch.refused}
 
 
 def retry_failed() -> dict[str, str]:
-    """Scheduled: export failed ads, and those that the sweep has freed, in their present state. Two runs at once
-    exclude each other on each ad."""
+    """Export failed ads, and those that the sweep has freed, in their present state. This is scheduled. Two runs at
+    once exclude each other on each ad."""
     ad_exports.clear_stale()
     exported: dict[str, str] = {}
     for ad in Ad.objects.due(services.LOST_EVENT_SECONDS):
@@ -107,7 +108,7 @@ def retry_failed() -> dict[str, str]:
 
 
 def change_unlocked(ad_id: str, **changes: Any) -> str:
-    """The same without a lock, to show what goes wrong."""
+    """Change an ad in the same way without a lock, to show the faults."""
     Ad.objects.alive().filter(pk=ad_id).change(**changes)
     ad = Ad.objects.get(pk=ad_id)
     try:

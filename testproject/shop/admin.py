@@ -28,7 +28,7 @@ class OrderAdmin(EditLockMixin, ModelAdmin):
 class AdAdmin(EditLockMixin, DocumentLockAdminMixin, ModelAdmin):
     """Ads and the state of their exports. Ads that a dead flow holds can be freed.
 
-    One tab at a time edits an ad; a change by the API in between is detected when it is saved.
+    One tab at a time edits an ad. A change by the API in between is detected when it is saved.
     """
 
     document_lock = ad_exports

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class ShopConfig(AppConfig):
-    """The shop; primary keys follow the project's DEFAULT_AUTO_FIELD."""
+    """The shop. Its primary keys follow the project's DEFAULT_AUTO_FIELD."""
 
     name = "testproject.shop"
     label = "shop"

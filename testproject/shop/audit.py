@@ -1,6 +1,6 @@
-"""The judge: finds what went wrong at the external service, from the service's own records.
+"""The judge, which finds faults at the external service from the service's own records.
 
-The functions on calls are pure; `judge` feeds them from the database.
+The functions on calls are pure. `judge` feeds them from the database.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testproject.shop.services import wanted
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge found. All but *calls* should be empty."""
+    """The findings of the judge. All but *calls* should be empty."""
 
     calls: int
     wrong_exports: Sequence[Call]
@@ -28,7 +28,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing at all went wrong."""
+        """Whether no fault was found."""
         return not any(value for name, value in self.counts().items() if name != "calls")
 
     def counts(self) -> dict[str, int]:
@@ -57,9 +57,8 @@ def judge(since: datetime | None = None) -> Verdict:
 def overtaken(calls: Iterable[Call]) -> list[Call]:
     """Return the calls that took effect although a newer version had taken effect before.
 
-    An export among them is a wrong re-export: it shows again what was deleted, opted out or
-    replaced meanwhile. A deleted ad has its highest version, so any export after its withdrawal
-    is one of them.
+    An export among them is a wrong re-export. It shows again an ad that was deleted, opted out or replaced meanwhile. A
+    deleted ad has its highest version. Any export after its withdrawal is therefore wrong.
     """
     newest: dict[str, int] = defaultdict(int)
     late = []

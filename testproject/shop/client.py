@@ -1,4 +1,4 @@
-"""The shop's side of the external service: two calls over HTTP, both slow."""
+"""The shop's side of the external service, with two slow calls over HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from django.conf import settings
 
-# The service is on this machine: ignore the proxies of the environment.
+# The service is on this machine. The proxies of the environment are therefore ignored.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

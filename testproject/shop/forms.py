@@ -1,4 +1,4 @@
-"""What a seller or a buyer may send."""
+"""The input of sellers and buyers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django import forms
 
 
 class AdForm(forms.Form):
-    """The fields of an ad; with *partial*, only those that were sent."""
+    """The fields of an ad. With *partial*, only the sent fields count."""
 
     title = forms.CharField(max_length=200)
     body = forms.CharField(required=False)

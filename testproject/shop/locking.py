@@ -1,8 +1,7 @@
 """The one place where the shop's locks are switched on and off.
 
-``SHOP_LOCKING=off`` in the environment runs every flow without a lock, to show what goes
-wrong; ``SHOP_DOCUMENT_LOCKS=on`` keeps the locks of ads in the ads, see `ad_events`. A real project would call
-`mongo_lock` and `mongo_locked` directly.
+``SHOP_LOCKING=off`` in the environment runs every flow without a lock, to show the faults. ``SHOP_DOCUMENT_LOCKS=on``
+keeps the locks of ads in the ads (see `ad_events`). A real project would call `mongo_lock` and `mongo_locked` directly.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Orders in SQL; ads and sellers in MongoDB, under the field names that their documents have."""
+"""Orders in SQL, and ads and sellers in MongoDB, under the field names of their documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Order(models.Model):
     """Something that is paid once and then shipped once."""
 
     class State(models.TextChoices):
-        """Where an order stands."""
+        """The progress of an order."""
 
         NEW = "new"
         PAID = "paid"
@@ -63,7 +63,7 @@ class AdQuerySet(VersionedQuerySet["Ad"]):
         return self.filter(deleted=False)
 
     def change(self, **changes: Any) -> int:
-        """Write *changes* and increase the version, in one update; return the number of ads."""
+        """Write *changes* and increase the version, in one update, and return the number of ads."""
         return self.update(
             export_status=Ad.ExportStatus.PENDING,
             updated_at=Now(),
@@ -76,7 +76,7 @@ class AdQuerySet(VersionedQuerySet["Ad"]):
         return self.filter(behind | Q(export_status__in=Ad.FAILURES))
 
     def due(self, quiet_seconds: float) -> AdQuerySet:
-        """The ads for the retry job: failed exports, and changes whose event was lost."""
+        """Return the ads for the retry job, which are failed exports, and changes whose event was lost."""
         long_ago = timezone.now() - timedelta(seconds=quiet_seconds)
         failed = Q(export_status__in=Ad.FAILURES)
         return self.unsettled().filter(failed | Q(updated_at__lt=long_ago))

@@ -1,6 +1,7 @@
-"""A bad night: incidents to practise on. Buttons on the start page begin them, and ``dev.py demo --incident`` in turn.
+"""A bad night, with incidents to practise on. Buttons on the start page begin them, and ``dev.py demo --incident`` in
+turn.
 
-Each has steps: what to look at, what to press. A step is over when the locks say that it was done.
+Each incident has steps with things to look at and buttons to press. A step is over when the locks say that it was done.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ from testproject.shop.models import Ad
 
 DASHBOARD = "admin:django_mongolock_lockdashboard_changelist"
 EVENTS = "admin:mongolock_history_lockevent_changelist"
-#: How many wait for tickets.
+#: The number of waiters for tickets.
 CROWD = 300
 STALE_SINCE = timedelta(minutes=10)
 
 
 @dataclass
 class Run:
-    """An incident that was begun: its programs, since when, the step that is next, and whether
-    the trouble is there."""
+    """An incident that was begun, with its programs, its start, its next step, and whether the trouble is there."""
 
     programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
     since: datetime = field(default_factory=timezone.now)
@@ -67,14 +67,14 @@ class Run:
         self.programs.clear()
 
     def happened(self, event: str, *keys: str) -> bool:
-        """Whether the history says so."""
+        """Return whether the history has such an event."""
         found = LockEvent.objects.filter(event=event, key__in=keys, at__gte=self.since)
         return bool(found.exists())
 
 
 @dataclass(frozen=True)
 class Step:
-    """What to look at, what to press, and whether that was done."""
+    """A step, with its text, its button, and its end."""
 
     look: Callable[[], str]
     press: str
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Incident:
-    """Trouble: what one hears of it, how it begins, what to do, and what was to be learned."""
+    """Trouble, with its news, its beginning, its cure, and its lesson."""
 
     name: str
     title: str
@@ -242,7 +242,7 @@ def begin(name: str) -> None:
 
 
 def _start(incident: Incident, run: Run) -> None:
-    """Start its programs, and wait until they are in trouble; end them if another incident was begun meanwhile."""
+    """Start its programs, and wait until they are in trouble. If another incident was begun meanwhile, end them."""
     try:
         incident.begin(run)
     finally:
@@ -265,7 +265,7 @@ def _end() -> None:
 
 
 def status() -> list[dict[str, Any]]:
-    """What there is, how far each is, and what to do next."""
+    """Return all incidents, with their progress and the next step."""
     with _mutex:
         return [_status(incident, _runs.get(incident.name)) for incident in INCIDENTS]
 

@@ -1,4 +1,4 @@
-"""The data of the start page: each ad, and its state at the external service."""
+"""The data of the start page, with each ad and its state at the external service."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 An export reads the ad, decides what the external service must have, sends it (slowly), and stores what was sent. If two
 flows do this for one ad at once, the one that read the older state may call last, and show an ad again that was deleted
-or opted out. So the caller holds the ad's lock during the whole export.
+or opted out. The caller therefore holds the ad's lock during the whole export.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from testproject.shop.models import Ad, Order, Seller
 logger = logging.getLogger(__name__)
 
 PAYMENT_SECONDS = 0.05
-# A change that was not exported for so long has lost its event: the retry job exports it.
+# The seconds after which a change that was not exported has lost its event. The retry job exports it.
 LOST_EVENT_SECONDS = 15.0
 
 
 class OrderStateError(Exception):
-    """The order *order_id* is in *state* and cannot take this step; None: the user has no such order."""
+    """The order *order_id* is in *state* and cannot take this step. None means that the user has no such order."""
 
     def __init__(self, order_id: str, state: str | None) -> None:
         super().__init__(order_id, state)
         self.order_id, self.state = order_id, state
 
 
-# Ads: changes. Each one increases the version; this needs no lock.
+# Changes of ads. Each one increases the version, and needs no lock.
 
 
 def create_ad(user_id: str, title: str, body: str, price: int) -> Ad:
@@ -44,7 +44,7 @@ def create_ad(user_id: str, title: str, body: str, price: int) -> Ad:
 
 
 def update_ad(ad_id: str, user_id: str, **changes: Any) -> bool:
-    """Change an ad of this user; return False if there is no such ad (any more)."""
+    """Change an ad of this user, and return False if there is no such ad (any more)."""
     return bool(Ad.objects.alive().filter(pk=ad_id, user_id=user_id).change(**changes))
 
 
@@ -59,10 +59,10 @@ def owns_ad(ad_id: str, user_id: str) -> bool:
 
 
 def change_seller(user_id: str, *, exports: bool) -> int:
-    """Switch the exports of all ads of a user; return the number of ads."""
+    """Switch the exports of all ads of a user, and return the number of ads."""
     Seller.objects.update_or_create(pk=user_id, defaults={"exports": exports})
     ads = Ad.objects.alive().filter(user_id=user_id)
-    # After the seller, not before: a flow that reads the new version also reads the new setting.
+    # The ads come after the seller, because a flow that reads the new version must also read the new setting.
     return ads.count() if settings.SHOP_DOCUMENT_LOCKS else ads.change()
 
 
@@ -70,7 +70,7 @@ def change_seller(user_id: str, *, exports: bool) -> int:
 
 
 def wanted(ad: Ad) -> client.Content | None:
-    """Return what the external service must show of this ad, None if it must not be there."""
+    """Return the content that the external service must show of this ad, or None if it must not show the ad."""
     if ad.deleted or not ad.opted_in:
         return None
     if Seller.objects.filter(pk=ad.user_id, exports=False).exists():
@@ -93,7 +93,7 @@ def export_ad(ad_id: str) -> str:
 
 
 def tell(ad: Ad) -> Ad.ExportStatus:
-    """Send this ad's state to the external service; return the new export status. Raises ExportError."""
+    """Send this ad's state to the external service, and return the new export status. Raises ExportError."""
     content = wanted(ad)
     if content is None:
         client.withdraw_ad(str(ad.pk), ad.document_version)
@@ -103,7 +103,7 @@ def tell(ad: Ad) -> Ad.ExportStatus:
 
 
 def write_status(ad: Ad, status: Ad.ExportStatus, **changes: Any) -> str:
-    """Store what was sent. That is no change of the ad: its version stays."""
+    """Store the exported status. The ad itself does not change, and its version stays."""
     Ad.objects.filter(pk=ad.pk).update(export_status=status, document_version=F("document_version"), **changes)
     return status.value
 
@@ -112,7 +112,7 @@ def write_status(ad: Ad, status: Ad.ExportStatus, **changes: Any) -> str:
 
 
 def opt_ad(ad_id: str, user_id: str, *, opted_in: bool) -> str | None:
-    """Opt one ad in or out and export it at once; None if the user has no such ad.
+    """Opt one ad in or out and export it at once. Return None if the user has no such ad.
 
     The caller holds the ad's lock.
     """
@@ -128,7 +128,7 @@ def export_ads_of(user_id: str) -> dict[str, str]:
 
 
 def retry_exports() -> dict[str, str]:
-    """Export again what failed or was left behind, except ads that another flow has now."""
+    """Export failed and forgotten ads again, except ads that another flow has now."""
     ads = Ad.objects.due(LOST_EVENT_SECONDS)
     return {str(pk): _export_or_leave(str(pk), wait=0) for pk in ads.values_list("pk", flat=True)}
 
@@ -138,14 +138,14 @@ def _export_or_leave(ad_id: str, *, wait: float) -> str:
         with ad_lock(ad_id, wait=wait):
             return export_ad(ad_id)
     except LockNotAcquired:
-        return "busy"  # its version is ahead of what was exported: the retry job exports it
+        return "busy"  # an ad with a version ahead of its export is left to the retry job
 
 
 # Orders. The caller holds the order's lock.
 
 
 def pay_order(order_id: str, buyer_id: Any) -> Order:
-    """Take the money for an order: read, ask the payment provider, write. Raises OrderStateError."""
+    """Take the money for an order. Read it, ask the payment provider, and write it. Raises OrderStateError."""
     order = Order.objects.filter(pk=order_id, buyer_id=buyer_id).first()
     _demand(order_id, order, Order.State.NEW)
     time.sleep(PAYMENT_SECONDS)

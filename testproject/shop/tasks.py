@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 @shared_task
 @locked("ad:{ad_id}", wait=5, on_contention="retry")
 def ad_changed(ad_id: str, event: str, changes: dict[str, Any] | None = None) -> str | None:
-    """An ad was created, updated or deleted (*event*): bring the external service up to date.
+    """Bring the external service up to date after an ad was created, updated or deleted (*event*).
 
-    changes: with the lock in the ad itself, they are still to be made.
+    - changes: the changes still to be made, with the lock in the ad itself.
     """
     logger.debug("ad %s ad=%s", event, ad_id)
     if settings.SHOP_DOCUMENT_LOCKS:
@@ -39,8 +39,8 @@ def seller_changed(user_id: str) -> dict[str, str]:
 @shared_task
 @locked("shop:retry-exports", wait=0, on_contention="skip")
 def retry_exports() -> dict[str, str]:
-    """Scheduled: try failed exports again. A run that finds the last one still busy does nothing; with the lock in the
-    ad itself, it leaves only the ads that the other one has."""
+    """Try failed exports again. This is scheduled. A run does nothing if the last one is still busy. With the lock in
+    the ad itself, it leaves only the ads that the other one has."""
     if settings.SHOP_DOCUMENT_LOCKS:
         return ad_events.retry_failed()
     return services.retry_exports()

@@ -15,7 +15,7 @@ class ObjectIdConverter(StringConverter):
 
 
 class OrderKeyConverter(StringConverter):
-    """The primary key of an order: a number in SQL, an ObjectId in MongoDB; "007" is "7"."""
+    """The primary key of an order, as a number in SQL or an ObjectId in MongoDB. "007" is "7"."""
 
     regex = "[0-9a-f]{1,24}"
 

@@ -26,7 +26,7 @@ from testproject.shop.models import Order
 
 @require_GET
 def start(request: HttpRequest) -> HttpResponse:
-    """Show the ads, what the external service has of them, the orders, and the judgement so far."""
+    """Show the ads, their state at the external service, the orders, and the judgement so far."""
     context = overview.collect()
     context["may_log_in"] = settings.SHOP_INCIDENTS
     context["incidents"] = night.status() if _may_begin(request) else None
@@ -35,7 +35,7 @@ def start(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def incidents(request: HttpRequest) -> HttpResponse:
-    """``/incidents/``: how far the incidents are."""
+    """Return the progress of the incidents, at ``/incidents/``."""
     if not _may_begin(request):
         raise PermissionDenied
     return JsonResponse({"incidents": night.status()})
@@ -43,7 +43,7 @@ def incidents(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def incident(request: HttpRequest, name: str) -> HttpResponse:
-    """``/incidents/<name>/``: begin one."""
+    """Begin an incident, at ``/incidents/<name>/``."""
     if not _may_begin(request):
         raise PermissionDenied
     try:
@@ -59,7 +59,7 @@ def _may_begin(request: HttpRequest) -> bool:
 
 @method_decorator(login_required, name="dispatch")
 class AdsView(View):
-    """``/api/ads/``: a seller's ads."""
+    """The ads of a seller, at ``/api/ads/``."""
 
     def post(self, request: HttpRequest) -> HttpResponse:
         """Create one, and let a task export it."""
@@ -70,7 +70,7 @@ class AdsView(View):
 
 @method_decorator(login_required, name="dispatch")
 class AdView(View):
-    """``/api/ads/<id>/``: one ad of one's own."""
+    """One ad of one's own, at ``/api/ads/<id>/``."""
 
     def patch(self, request: HttpRequest, ad_id: str) -> HttpResponse:
         """Change some fields, and let a task export the ad."""
@@ -86,7 +86,7 @@ class AdView(View):
 @login_required
 @locked("ad:{ad_id}", wait=2, on_contention="respond")
 def opt(request: HttpRequest, ad_id: str) -> HttpResponse:
-    """``/api/ads/<id>/opt/``: opt one ad in or out; the answer says how the export ended."""
+    """Opt one ad in or out, at ``/api/ads/<id>/opt/``. The answer says how the export ended."""
     choice = _cleaned(OptForm(_body(request)))
     try:
         status = _opt(ad_id, _user_id(request), choice)
@@ -100,7 +100,7 @@ def opt(request: HttpRequest, ad_id: str) -> HttpResponse:
 @require_POST
 @login_required
 def seller(request: HttpRequest) -> HttpResponse:
-    """``/api/seller/``: switch the exports of all one's ads; a task exports or withdraws them."""
+    """Switch the exports of all one's ads, at ``/api/seller/``. A task exports or withdraws them."""
     ads = services.change_seller(_user_id(request), **_cleaned(SellerForm(_body(request))))
     tasks.seller_changed.delay(_user_id(request))
     return JsonResponse({"ads": ads}, status=202)
@@ -109,7 +109,7 @@ def seller(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def create_order(request: HttpRequest) -> HttpResponse:
-    """``/api/orders/``: order something."""
+    """Order something, at ``/api/orders/``."""
     order = Order.objects.create(buyer_id=_user_key(request), **_cleaned(OrderForm(_body(request))))
     return _order(order, status=201)
 
@@ -118,7 +118,8 @@ def create_order(request: HttpRequest) -> HttpResponse:
 @login_required
 @locked("order:{order_id}", wait=0, on_contention="respond")
 def pay(request: HttpRequest, order_id: str) -> HttpResponse:
-    """``/api/orders/<id>/pay/``: a double click meets the lock, a later one the order's state."""
+    """Pay an order, at ``/api/orders/<id>/pay/``. A double click meets the lock, and a later click the order's
+    state."""
     try:
         return _order(services.pay_order(order_id, _user_key(request)))
     except services.OrderStateError as error:
@@ -129,7 +130,7 @@ def pay(request: HttpRequest, order_id: str) -> HttpResponse:
 @login_required
 @locked("order:{order_id}", wait=2, on_contention="respond")
 async def ship(request: HttpRequest, order_id: str) -> HttpResponse:
-    """``/api/orders/<id>/ship/``: the same lock, in an async view."""
+    """Ship an order in an async view under the same lock, at ``/api/orders/<id>/ship/``."""
     user = await request.auser()
     try:
         return _order(await services.ship_order(order_id, user.pk))
@@ -168,7 +169,7 @@ def _opt(ad_id: str, user_id: str, choice: dict[str, Any]) -> str | None:
 
 
 def _announce(ad_id: str, user_id: str, event: str, changes: dict[str, Any]) -> HttpResponse:
-    """Change an ad, and let a task export it; with the lock in the ad itself, the task does both."""
+    """Change an ad, and let a task export it. With the lock in the ad itself, the task does both."""
     if settings.SHOP_DOCUMENT_LOCKS:
         done, rest = services.owns_ad(ad_id, user_id), [changes]
     else:

@@ -1,1 +1,1 @@
-"""Celery under failure: real brokers, real workers, and a file in which every process writes what happens."""
+"""Celery under failure, with real brokers, real workers, and a file in which every process records its events."""

@@ -1,4 +1,4 @@
-"""The tasks of the tests of failures. A real worker imports this module, too; its environment has the settings."""
+"""The tasks of the tests of failures. A real worker imports this module, too, with its settings in the environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 from tests.support.looking import holders
 
-#: What `keep` leaves behind.
+#: Locks that `keep` leaves behind.
 kept: list[MongoLock] = []
 HERE = Path(os.environ.get(DIRECTORY, "/nonexistent"))
 
@@ -37,7 +37,7 @@ if DIRECTORY in os.environ:
 
 
 def directory() -> Path:
-    """Where the records are: of this worker, or of the test that sends."""
+    """Return the folder of the records, either this worker's or the sending test's."""
     return HERE
 
 
@@ -60,7 +60,7 @@ def early(self: Task[Any, Any], key: str, name: str, seconds: float = 0) -> str:
 
 
 def nested(keys: list[str], clean_up: float, body: Callable[[], None], lease: float = 60) -> None:
-    """Hold all keys, one inside the other; a call that fails takes its time to clean up, under its lock."""
+    """Hold all keys, one inside the other. A call that fails takes its time to clean up, under its lock."""
 
     @mongo_locked(keys[0], lease=lease, on_contention="retry")
     def call() -> None:
@@ -88,7 +88,7 @@ def at_work(name: str, task_id: str) -> None:
 
 @app.task(bind=True)
 def by_hand(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
-    """The same, with blocks: it comes back by itself, and what it sends is sent while it holds its locks."""
+    """Do the same with blocks. The task retries itself, and sends its message while it holds its locks."""
     try:
         with ExitStack() as stack:
             for key in keys[:-1]:
@@ -140,7 +140,7 @@ def told_once_per(self: Task[Any, Any], key: str, name: str) -> str:
 @app.task
 @mongo_locked("{key}", wait=10)
 def facts(key: str) -> list[Any]:
-    """Where its lock is held, and on whose behalf."""
+    """Return the place and the owner of the lock's holder."""
     (found,) = holders(key)
     return [found["place"], found["owner"]]
 
@@ -193,7 +193,7 @@ def replaced(self: Task[Any, Any], name: str, seconds: float) -> str:
 
 @app.task(bind=True, autoretry_for=(ZeroDivisionError,), retry_backoff=True, retry_backoff_max=1, max_retries=3)
 def backing_off(self: Task[Any, Any], name: str) -> str:
-    """A task that is enqueued once, and whose first run fails; the countdown of its retry may be 0."""
+    """A task that is enqueued once, with a first run that fails. The countdown of its retry may be 0."""
     with work(directory(), name, str(self.request.id)):
         if not self.request.retries:
             raise ZeroDivisionError
@@ -277,5 +277,5 @@ def two_locks(self: Task[Any, Any], outer: str, inner: str, name: str) -> str:
 
 
 def killed(pid: int, where: Path) -> None:
-    """Write down that a process was killed, whose body has no end."""
+    """Note that a process was killed, because its body has no end."""
     note(where, "killed", victim=pid)

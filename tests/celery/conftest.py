@@ -1,4 +1,4 @@
-"""The brokers, which tests share, and places with workers."""
+"""The shared brokers, and places with workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from testproject.servers import RabbitMQ, Redis
 from tests import parts
 from tests.celery.workers import Place, placed
 
-#: What a Redis broker is told: it looks for messages that no worker has acknowledged every second, not every hundred.
+#: Options of the Redis broker. The broker looks for unacknowledged messages every second, not every hundred.
 SOON = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
 
 MakePlace = Callable[..., Place]
-#: For tests with real workers.
+#: Marks of tests with real workers.
 WITH_WORKERS = [
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),

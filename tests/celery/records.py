@@ -1,6 +1,6 @@
-"""What happened, as every process wrote it down at once, and what the checker counts in it.
+"""Records that every process writes at once, and the counts of the checker.
 
-Results would not do: a task that ran twice has one result.
+Results are not enough, because a task that ran twice has one result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FILE = "records"
 
 
 def note(directory: Path, what: str, **facts: Any) -> None:
-    """Append one line, in one write, which no other process can break."""
+    """Append one line, in one write that no other process can break."""
     line = json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}) + "\n"
     file = os.open(directory / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -33,7 +33,7 @@ def note(directory: Path, what: str, **facts: Any) -> None:
 
 @contextmanager
 def work(directory: Path, name: str, task_id: str) -> Iterator[None]:
-    """The body of a task: it begins, and it ends, unless its process is killed before."""
+    """Note the begin and the end of a task's body. A killed process leaves no end."""
     note(directory, "begin", name=name, id=task_id)
     try:
         yield
@@ -42,7 +42,7 @@ def work(directory: Path, name: str, task_id: str) -> Iterator[None]:
 
 
 def listen(directory: Path) -> None:
-    """Write down what Celery tells this process: the messages that it sends and receives, the retries, the ends."""
+    """Note Celery's events in this process, such as messages sent and received, retries, and ends."""
 
     @before_task_publish.connect(weak=False)
     def sent(headers: dict[str, Any], **kwargs: Any) -> None:
@@ -70,11 +70,11 @@ class Story:
         self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
 
     def of(self, what: str, **facts: Any) -> list[dict[str, Any]]:
-        """The records of this kind, with these facts."""
+        """Return the records of this kind, with these facts."""
         return [each for each in self.records if each["what"] == what and facts.items() <= {**each}.items()]
 
     def of_task(self, task_id: str) -> list[dict[str, Any]]:
-        """The records of one task: its messages, deliveries and states."""
+        """Return the messages, deliveries and states of one task."""
         kinds = ("message", "delivery", "retry", "state")
         return [each for each in self.records if each.get("id") == task_id and each["what"] in kinds]
 
@@ -82,11 +82,11 @@ class Story:
         return len(self.of(what, **facts))
 
     def order(self) -> list[str]:
-        """The names in the order in which their bodies began."""
+        """Return the names in the order in which their bodies began."""
         return [each["name"] for each in sorted(self.of("begin"), key=lambda each: each["at"])]
 
     def overlaps(self, name: str) -> int:
-        """How often a body began while another of this name was at work. One that was killed has a record of that."""
+        """Return how often a body began while another of this name was at work. A killed one has a record of that."""
         at_work: Counter[int] = Counter()
         found = 0
         for each in sorted(self.records, key=lambda each: each["at"]):

@@ -34,9 +34,9 @@ def ended(task: Any, state: str = states.SUCCESS) -> None:
 
 
 class OtherRun:
-    """Another run of a task, in a thread, which holds a lock until it is told to end.
+    """Another run of a task, in a thread that holds a lock until it is told to end.
 
-    state: what its worker reports then. "" for a worker that dies, whose lock is taken away.
+    - state: the state that its worker reports then. "" for a worker that dies, with its lock taken away.
     """
 
     state: str = states.SUCCESS

@@ -1,4 +1,4 @@
-"""The settings of the workers: those of the test project, with short times."""
+"""The settings of the workers, as in the test project, with short times."""
 
 from testproject.settings import *  # noqa: F403
 from testproject.settings import MONGOLOCK

@@ -1,4 +1,4 @@
-"""Tasks that come back, without a worker: what is sent, when, and what it remembers."""
+"""Tasks that come back, without a worker: their messages, their times, and their memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ran() -> Any:
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that are shorter than in a worker leave their proof, too."""
+    """Let runs that are shorter than in a worker leave their proof, too."""
     monkeypatch.setattr(retry_task, "LONG_ENOUGH", 0.0)
 
 
@@ -73,7 +73,7 @@ AGAIN: dict[str, Any] = {"delivery_info": {"redelivered": True}}
 
 
 def carries(times: int = 0, since: float | None = None, lock: str = NAME, **facts: Any) -> dict[str, Any]:
-    """The headers of a message that came back."""
+    """Return the headers of a message that came back."""
     return {RETURNED: asdict(Note(waits={lock: (times, since)}, **facts))}
 
 
@@ -82,12 +82,12 @@ def note(message: Any) -> Note:
 
 
 def wait_of(message: Any, key: str = "key") -> tuple[int, float | None]:
-    """How often the task came back for a lock, and since when MongoDB did not answer."""
+    """Return how often the task came back for a lock, and the start of the outage of MongoDB, if any."""
     return note(message).waits[f"{get_settings().DATABASE} {key}"]
 
 
 def deliver(function: Any, message: Any = None, **request: Any) -> Any:
-    """Let a task make this call, as that of *message*. Returns its result, or the class of what it tells Celery."""
+    """Let a task make this call, as that of *message*. Return its result, or the class of its exception for Celery."""
     headers = {} if message is None else message.options["headers"]
     with in_task(task, headers=headers, **request) as current:
         try:
@@ -103,7 +103,7 @@ def deliver(function: Any, message: Any = None, **request: Any) -> Any:
 
 
 def comes_back(sent: list[Any], error: Exception, headers: Any = None, **request: Any) -> Any:
-    """Let a task come back because of *error*; return the message."""
+    """Let a task come back because of *error*, and return the message."""
     message = SimpleNamespace(options={"headers": headers or {}})
     assert deliver(lambda: retry_current_task(error), message, **request) is Retry  # type: ignore[arg-type]
     return sent[-1].options
@@ -111,7 +111,7 @@ def comes_back(sent: list[Any], error: Exception, headers: Any = None, **request
 
 @pytest.mark.parametrize(("times", "longest"), [(0, 0.25), (1, 0.5), (3, 2), (5, 5), (90, 5)])
 def test_the_countdown_doubles(sent: list[Any], times: int, longest: float) -> None:
-    """It comes back soon at first, and then every few seconds; never all at once."""
+    """A task comes back soon at first, and then every few seconds. Tasks never come back all at once."""
     countdowns = {comes_back(sent, BUSY, carries(times))["countdown"] for _ in range(20)}
     assert len(countdowns) > 10
     assert all(longest / 2 <= each <= longest for each in countdowns)
@@ -119,18 +119,20 @@ def test_the_countdown_doubles(sent: list[Any], times: int, longest: float) -> N
 
 
 def test_the_end_of_the_lease(sent: list[Any]) -> None:
-    """It comes sooner where the lease of the holder ends sooner."""
+    """A task comes back sooner if the lease of the holder ends sooner."""
     assert comes_back(sent, LockNotAcquired("key", retry_after=1), carries(9))["countdown"] <= 1
 
 
 def test_the_visibility_timeout(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F95: a countdown is shorter than it, or the broker would deliver the waiting message twice."""
+    """F95: A countdown is shorter than the visibility timeout. Otherwise the broker would deliver the waiting message
+    twice."""
     monkeypatch.setitem(app.conf, "broker_transport_options", {"visibility_timeout": 4})
     assert comes_back(sent, BUSY, carries(9))["countdown"] <= 2
 
 
 def test_an_outage_is_bounded(sent: list[Any], settings: Settings) -> None:
-    """F97: while MongoDB does not answer, it comes back for RETRY_OUTAGE seconds, and then it fails."""
+    """F97: While MongoDB does not answer, a task comes back for RETRY_OUTAGE seconds. After that time, the task
+    fails."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 60}
     comes_back(sent, AWAY)
     _, since = wait_of(sent[-1], "")
@@ -144,13 +146,13 @@ def test_an_outage_is_bounded(sent: list[Any], settings: Settings) -> None:
 
 
 def test_an_outage_that_is_over_is_forgotten(sent: list[Any]) -> None:
-    """F97: if MongoDB answers that the lock is busy, the next outage has the whole time again."""
+    """F97: After an answer that the lock is busy, the next outage has the whole time again."""
     comes_back(sent, BUSY, carries(5, 1.0))
     assert wait_of(sent[-1]) == (6, None)
 
 
 def test_each_lock_has_a_wait_of_its_own(sent: list[Any], key: str) -> None:
-    """F233, F234: an inner lock backs off, and gives up in an outage, as a single lock does."""
+    """F233, F234: An inner lock backs off, and gives up in an outage, as a single lock does."""
     outer: Any = mongo_locked(f"{key} outer", on_contention="retry")(lambda work: work())
     inner: Any = mongo_locked(key, on_contention="retry", wait=0)(ran)
     message = None
@@ -174,13 +176,14 @@ make_lock = LockedCall.lock
 
 
 def lock_unless(call: LockedCall, away: Any, key: str) -> Any:
-    """Make the lock of a call; MongoDB does not answer for *key*."""
+    """Make the lock of a call. MongoDB does not answer for *key*."""
     lock = make_lock(call)
     return away() if lock.keys == (key,) else lock
 
 
 def test_one_message_from_one_run(sent: list[Any], key: str) -> None:
-    """F232: a helper under "retry" inside of somebody's try multiplies nothing: a swallowed Retry sends no message."""
+    """F232: A helper under "retry" in a caller's try block multiplies nothing, because a swallowed Retry sends no
+    message."""
     process: Any = mongo_locked(f"{key}:{{row}}", on_contention="retry", wait=0)(lambda row: row)
 
     def rows() -> str:
@@ -203,7 +206,7 @@ def test_one_message_from_one_run(sent: list[Any], key: str) -> None:
     ("limit", "error"), [(0, AWAY), (600, LockBackendFailed("no rights", passing=False)), (600, LockReentry("key"))]
 )
 def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: float, error: LockError) -> None:
-    """F97: without a time for it, and for what does not pass, the task fails at once."""
+    """F97: Without time for retries, or after an error that does not pass, the task fails at once."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": limit}
     with in_task(task), pytest.raises(type(error)):
         retry_current_task(error)
@@ -211,7 +214,7 @@ def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: flo
 
 
 def test_a_retry_of_its_own_starts_afresh() -> None:
-    """What a message remembers of its wait is not carried on by what the task itself sends when it runs."""
+    """The memory of a wait in a message is not carried on to messages that the task itself sends."""
     with in_task(task, headers={**carries(7), "theirs": 1}) as request:
         assert mongo_locked(uuid.uuid4().hex, on_contention="retry")(ran)() == "ran"
         assert request.headers == {"theirs": 1}
@@ -225,7 +228,7 @@ def test_a_header_of_another_program(sent: list[Any], header: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "retry", "call", "once_per"])
 def test_a_second_delivery(sent: list[Any], key: str, policy: Any) -> None:
-    """F95: a delivery that finds its own task at work comes back, under every policy, and then has nothing to do."""
+    """F95: A delivery that finds its own task at work comes back, under every policy, and then has nothing to do."""
     on_contention = (lambda error: "called") if policy == "call" else policy
     decorator = (
         once_per(key, hours=1) if policy == "once_per" else mongo_locked(key, on_contention=on_contention, wait=0)
@@ -250,7 +253,7 @@ def outcome(function: Any, sent: list[Any]) -> Any:
 
 @pytest.mark.parametrize("end", ["cold shutdown", "forced", "no document"])
 def test_no_proof(sent: list[Any], key: str, end: str) -> None:
-    """F230, F231: a run that is gone without a report of its worker has not ended: the second delivery runs."""
+    """F230, F231: A run that is gone without a report of its worker has not ended. The second delivery runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     run = OtherRun(key, task, "the-id")
     run.state = "" if end == "cold shutdown" else states.SUCCESS
@@ -267,7 +270,7 @@ def test_no_proof(sent: list[Any], key: str, end: str) -> None:
 
 
 def test_the_proof_has_an_alias(sent: list[Any], key: str) -> None:
-    """F231: the lock with which the first run was found at work is looked for where it is."""
+    """F231: The lock of the first run is read in the database where it was found."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
@@ -281,7 +284,7 @@ def test_the_proof_has_an_alias(sent: list[Any], key: str) -> None:
 
 @pytest.mark.parametrize("redelivered", [False, True])
 def test_two_messages_with_one_id(sent: list[Any], key: str, redelivered: bool) -> None:
-    """F235: another message is no second delivery, and runs after the first, also if the broker repeats it."""
+    """F235: Another message is no second delivery, and runs after the first, also if the broker repeats it."""
     function: Any = mongo_locked(key, on_contention="retry", wait=0)(ran)
     second = SimpleNamespace(options={"headers": {MESSAGE: "second"}})
     again = AGAIN if redelivered else {}
@@ -304,7 +307,7 @@ async def async_generator() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("function", [coroutine, generator, async_generator])
 def test_a_second_delivery_to_other_functions(sent: list[Any], key: str, function: Any) -> None:
-    """F95: of every kind that a task may call."""
+    """F95: A second delivery is recognised in every kind of function that a task may call."""
     locked = mongo_locked(key, wait=0)(function)
 
     async def call() -> Any:
@@ -321,7 +324,7 @@ def test_a_second_delivery_to_other_functions(sent: list[Any], key: str, functio
 
 
 def test_another_holder_since(sent: list[Any], key: str) -> None:
-    """F95: the run has ended, even if another holds the lock now."""
+    """F95: The run has ended, even if another holds the lock now."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
@@ -332,7 +335,7 @@ def test_another_holder_since(sent: list[Any], key: str) -> None:
 
 @pytest.mark.parametrize("since", ["nothing happened", "another held the lock"])
 def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
-    """F95: while a run on another machine has a lease, the second delivery comes back; when that ends, it runs."""
+    """F95: While a run on another machine has a lease, the second delivery comes back. After the lease, it runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     terms = Terms(lease=0.3, margin=0, owner="the-id")
     run = entry("there.1", "there", terms, {"run": "r", "delivery": "0.0"}, process="a machine elsewhere 7 7")
@@ -347,7 +350,7 @@ def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
 
 
 def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F95: a second delivery does not run because the first run leaves its proof after the look."""
+    """F95: A second delivery does not run because the first run leaves its proof after the look."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "the-id") as run:
         assert deliver(function, **AGAIN) is Retry
@@ -360,7 +363,7 @@ def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pyt
 
 
 def test_the_first_run_cannot_be_read(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F95: a second delivery that gets no answer about the first run does not run, though it could acquire the lock."""
+    """F95: A second delivery without an answer about the first run does not run, although it could acquire the lock."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
@@ -370,7 +373,8 @@ def test_the_first_run_cannot_be_read(sent: list[Any], key: str, monkeypatch: py
 
 
 def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:
-    """F96: a retry without a countdown starts while the run that sent it still ends. It is no second delivery."""
+    """F96: A retry without a countdown starts while the run that sent it still ends. The retry is no second
+    delivery."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id", retries=0):
         assert deliver(function, retries=1) is Retry
@@ -380,7 +384,8 @@ def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:
 
 
 def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
-    """F122: it comes again, under any policy, and is never dropped, although its sender has ended by then."""
+    """F122: A run that meets its sender comes again under any policy, and is never dropped, although its sender has
+    ended by then."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     headers: dict[str, Any] = {MESSAGE: "second"}
     with OtherRun(key, task, "the-id"):
@@ -393,7 +398,8 @@ def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
 
 
 def test_a_minimum_hold_of_its_own(sent: list[Any], key: str) -> None:
-    """What a task keeps locked for the minimum hold is no run of it: the policy decides, also in its next run."""
+    """A key that a task keeps locked for the minimum hold is no run of the task. The policy decides, also in the next
+    run."""
     function: Any = once_per(key, hours=1)(ran)
     assert deliver(lambda: (function(), function())) == ("ran", SKIPPED)
     assert deliver(function) is deliver(function, retries=1) is SKIPPED
@@ -403,7 +409,7 @@ def test_a_minimum_hold_of_its_own(sent: list[Any], key: str) -> None:
 
 
 def test_two_coroutines_of_one_run(sent: list[Any], key: str) -> None:
-    """The one that waits for the other in vain gets the error: it is no second delivery."""
+    """If one coroutine waits in vain for another of its run, it gets the error. The coroutine is no second delivery."""
 
     @mongo_locked(key, wait=0.1)
     async def function() -> None:
@@ -417,7 +423,8 @@ def test_two_coroutines_of_one_run(sent: list[Any], key: str) -> None:
 
 
 def test_it_is_sent_when_the_run_has_ended(sent: list[Any], key: str, settings: Settings) -> None:
-    """F122: until then, nothing is sent, so the next run meets no lock of this one. What is caught is not sent."""
+    """F122: Nothing is sent before the end of the run, and the next run meets no lock of this one. A caught Retry is
+    not sent."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.01}
     outer: Any = mongo_locked(f"{key} outer", on_contention="retry")(lambda work: work())
     inner: Any = mongo_locked(key, on_contention="retry")(ran)
@@ -440,7 +447,7 @@ def test_it_is_sent_when_the_run_has_ended(sent: list[Any], key: str, settings: 
     assert holders(f"{key} outer") == []
 
 
-# Where there is no later
+# Tasks without a later run
 
 
 @app.task(max_retries=0, shared=False)
@@ -450,7 +457,8 @@ def returning(key: str) -> str:
 
 
 def test_without_a_worker(key: str) -> None:
-    """A task that is called as a function, or runs where it is sent, is locked as well; it has no later, and fails."""
+    """A task that is called as a function, or that runs where it is sent, is locked as well. Without a later run, it
+    fails."""
     assert (returning(key), returning.apply((key,)).get()) == ("ran", "ran")
     with held_elsewhere(key):
         with pytest.raises(LockNotAcquired):
@@ -459,7 +467,7 @@ def test_without_a_worker(key: str) -> None:
 
 
 def come_back_to(broker: str, *, late: bool) -> Any:
-    """Let a task come back by this broker; return the exception that its worker gets, or None."""
+    """Let a task come back by this broker, and return the exception that its worker gets, or None."""
     other: Any = Celery("with_broker", broker=broker, set_as_current=False)
     coming = other.task(ran, name="tests.coming", shared=False, acks_late=late)
     einfo = SimpleNamespace(exception=None)
@@ -473,8 +481,8 @@ def come_back_to(broker: str, *, late: bool) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize("late", [True, False])
 def test_broker_away(monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
-    """F106, F127: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
-    lost without a word."""
+    """F106, F127: A task that cannot be sent again is handed back to the broker. An acknowledged task fails. No task is
+    lost silently."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0.2}
     monkeypatch.setattr(retry_task, "GIVE_BACK", 0.2)
     monkeypatch.setattr(retry_task, "PAUSE", 0.1)
@@ -487,7 +495,7 @@ def test_broker_away(monkeypatch: pytest.MonkeyPatch, settings: Settings, late: 
 @parts.needs("Redis")
 @pytest.mark.parametrize("late", [True, False])
 def test_broker_away_for_a_while(late: bool) -> None:
-    """F127: the message is tried until the broker is there again."""
+    """F127: The message is tried until the broker is there again."""
     with Redis(durable=True) as broker:
         broker.kill()
         threading.Timer(2.5, broker.restart).start()
@@ -498,7 +506,7 @@ def test_broker_away_for_a_while(late: bool) -> None:
 
 @pytest.mark.parametrize("wait", [0, 5, None])
 def test_a_second_delivery_does_not_wait_in_the_pool(sent: list[Any], key: str, wait: float | None) -> None:
-    """F95, F98: however long the task may wait for others, it does not wait for itself."""
+    """F95, F98: A second delivery does not wait for its own run, however long the task may wait for others."""
     function: Any = mongo_locked(key, wait=wait)(ran)
     again: Any = {**AGAIN, "task_id": f"id-{wait}"}
     with OtherRun(key, task, again["task_id"]):
@@ -514,7 +522,8 @@ def test_a_second_delivery_does_not_wait_in_the_pool(sent: list[Any], key: str, 
 
 
 def test_a_short_hold_is_waited_for(sent: list[Any], key: str, settings: Settings) -> None:
-    """F98: for a lock that was taken just now and has no waiter, a task waits in the pool; otherwise it comes back."""
+    """F98: A task waits in the pool for a lock that was taken just now and has no waiter. For other locks it comes
+    back."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "another") as run:
         run.thread.join(0.1)
@@ -527,7 +536,7 @@ def test_a_short_hold_is_waited_for(sent: list[Any], key: str, settings: Setting
 
 
 def test_the_wait_goes_on_after_a_short_hold(sent: list[Any], key: str, settings: Settings) -> None:
-    """F98: a task that has waited in the pool in vain comes back as late as it would have otherwise."""
+    """F98: A task that has waited in the pool in vain comes back as late as without that wait."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.3}
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     headers = carries(4, lock=f"{get_settings().DATABASE} {key}")

@@ -1,4 +1,4 @@
-"""F122: a task whose inner lock is busy comes back, also if its next run arrives before it has left the outer one."""
+"""F122: A task whose inner lock is busy comes back, also if its next run arrives before it has left the outer one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ pytestmark = WITH_WORKERS
 
 
 def all_run_once(here: Place, name: str, kind: str, rows: list[tuple[float, int]], **options: Any) -> None:
-    """Send a task for each row, whose innermost lock is held for a while. Each does its work once, and has a result."""
+    """Send a task for each row, with an innermost lock that is held for a while. Each task does its work once, and has
+    a result."""
     task, results = getattr(tasks, kind), {}
     with mongo_lock(f"{name}-inner"):
         for clean_up, depth in rows:
@@ -27,13 +28,13 @@ def all_run_once(here: Place, name: str, kind: str, rows: list[tuple[float, int]
     assert eventually(lambda: all(here.story.count("end", name=own) for own in results), 120), here.logs()
     assert eventually(here.is_quiet, 30)
     assert {own: here.story.count("begin", name=own) for own in results} == dict.fromkeys(results, 1)
-    # None is left in STARTED: a state is stored after the run has ended.
+    # No task stays in STARTED. The state is stored after the run has ended.
     assert eventually(lambda: {result.state for result in results.values()} == {"SUCCESS"}, 30), here.logs()
 
 
 @pytest.mark.witness
 def test_an_idle_pool(place: MakePlace, name: str) -> None:
-    """Two locks and three, and an idle pool of threads: the task runs."""
+    """A task with two or three locks runs in an idle pool of threads."""
     here = place(task_track_started=True)
     here.start(pool="threads", concurrency=8)
     all_run_once(here, name, "several", [(1, 2), (0.3, 3)])

@@ -1,4 +1,4 @@
-"""F96: the key of `enqueue_once` is free the moment the task has ended, whatever way it went."""
+"""F96: The key of `enqueue_once` is free the moment the task has ended, in any way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
-#: Each way in which a task can end: the task, its arguments, the options of its message.
+#: The ways in which a task can end, each with its task, its arguments, and the options of its message.
 WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "success": (tasks.once, {}, {}),
     "failure": (tasks.once, {"how": "fail"}, {}),
@@ -32,7 +32,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 
 def stuck(here: Place, name: str, way: str, count: int) -> list[str]:
-    """Enqueue *count* tasks that end in this *way*; return the keys that stay taken when all have ended."""
+    """Enqueue *count* tasks that end in this *way*, and return the keys that stay taken when all have ended."""
     task, kwargs, options = WAYS[way]
     keys = [f"once:{name}{way}{number}" for number in range(count)]
     for key in keys:
@@ -57,7 +57,7 @@ def test_ends(place: MakePlace, name: str) -> None:
 
 
 def test_replaced(place: MakePlace, name: str) -> None:
-    """F129: the key is taken until the task has ended that replaces it."""
+    """F129: The key is taken until the replacing task has ended."""
     here = place()
     here.start(concurrency=2)
     result, _ = enqueue_once(tasks.replaced, (name, 2), key=name)

@@ -1,4 +1,5 @@
-"""`enqueue_once` without a worker: the state of the queue and of the lock. With workers: test_redelivery."""
+"""`enqueue_once` without a worker, with the state of the queue and of the lock. test_redelivery has the tests with
+workers."""
 
 from __future__ import annotations
 
@@ -51,15 +52,15 @@ def eager() -> Iterator[None]:
 
 
 def left(key: str) -> float:
-    """How long the key stays taken, in seconds."""
+    """Return the seconds for which the key stays taken."""
     found = holder(key)
     return float((found["until"] - datetime.now(UTC)).total_seconds())
 
 
 @pytest.mark.parametrize(("queue_lease", "countdown"), [(3_600, 0), (50, 550)])
 def test_a_parked_lock(queue_lease: float, countdown: float) -> None:
-    """Its lock belongs to the task's id, and lasts as long as it may be in the queue, though nobody renews it. F80: no
-    process believes to hold it, so that it needs no margin."""
+    """The lock belongs to the task's id. The lease lasts as long as the task may be in the queue, although nobody
+    renews the lock. F80: no process believes that it holds the lock, and no margin is needed."""
     key = new_key()
     result, sent = enqueue_once(export, ["x"], key=key, queue_lease=queue_lease, countdown=countdown)
     assert sent
@@ -73,7 +74,7 @@ def test_a_parked_lock(queue_lease: float, countdown: float) -> None:
 
 @pytest.mark.parametrize("form", [datetime.astimezone, partial(datetime.replace, tzinfo=None), datetime.isoformat])
 def test_eta(form: Any) -> None:
-    """An eta counts, with or without a time zone, also as text; a countdown counts more, as it does for Celery."""
+    """An eta counts, with or without a time zone, also as text. A countdown has precedence, as in Celery."""
     eta = form(datetime.now(UTC) + timedelta(seconds=1_000))
     for seconds, countdown in ((1_500, None), (2_500, 2_000)):
         key = new_key()
@@ -98,7 +99,7 @@ def test_a_task_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.long
 def test_a_broker_that_cannot_be_reached() -> None:
-    """F128: the connection is made before the key is taken, as others wait for what is between that and the message."""
+    """F128: The connection is made before the key is taken, because others wait between the key and the message."""
     key = new_key()
     away: Any = Celery("away", broker="redis://127.0.0.1:1", set_as_current=False)
     with pytest.raises(OperationalError):
@@ -107,7 +108,7 @@ def test_a_broker_that_cannot_be_reached() -> None:
 
 
 def test_a_process_that_dies_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F105, F191: the key of a message that was never sent is free after a lease. Until then, a call sends its message
+    """F105, F191: The key of a message that was never sent is free after a lease. Until then, a call sends its message
     without the key, within a second."""
     key = new_key()
     with monkeypatch.context() as patch:
@@ -126,7 +127,7 @@ class TestOnceTask:
         return app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask, once_key=f"{new_key()}:{{ad_id}}")
 
     def test_every_way(self, task: Any) -> None:
-        """However it is called: the result is that of the message on its way."""
+        """The result is that of the message on its way, in every way to call the task."""
         first = task.delay(1)
         key = task.once_key.format(ad_id=1)
         calls: list[Callable[[], Any]] = [
@@ -146,7 +147,8 @@ class TestOnceTask:
         assert [call().id for call in calls] == [task.delay(1).id]
 
     def test_where_others_wait_for_it(self, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In a chain, a group, or with a link, it is sent although an equal one is on its way: that calls no other."""
+        """In a chain, a group, or with a link, a task is sent although an equal one is on its way, because that one
+        calls no other."""
         first = task.delay(1)
         sent: list[Any] = []
         monkeypatch.setattr(app.amqp, "send_task_message", lambda *args, **options: sent.append(args[1]))
@@ -157,7 +159,7 @@ class TestOnceTask:
         assert holder(task.once_key.format(ad_id=1))["owner"] == first.id
 
     def test_without_a_key(self) -> None:
-        """That of `enqueue_once`: the name and the arguments."""
+        """The default key is that of `enqueue_once`, made of the name and the arguments."""
         task: Any = app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask)
         assert task.delay(1).id == task.delay(ad_id=1).id == enqueue_once(task, [1])[0].id
 
@@ -175,7 +177,8 @@ def each_ad(ad_id: int) -> None: ...
 
 @pytest.mark.parametrize("meanwhile", [True, False])
 def test_released_at_the_start(meanwhile: bool) -> None:
-    """With release="start" the key is free when the task starts; one that comes back takes it again, if it is free."""
+    """With release="start" the key is free when the task starts. A task that comes back takes the key again, if it is
+    free."""
     key = new_key()
     first, _ = enqueue_once(export, key=key, release="start")
     headers = {HEADER: [key, 3_600, None, "start"]}
@@ -201,7 +204,7 @@ def test_eager() -> None:
 
 
 def test_revoked() -> None:
-    """What a worker's own process reports: the key of that task is free, and no other's."""
+    """A revoked task, reported by a worker's own process, frees its own key only."""
     key, other = new_key(), new_key()
     result, _ = enqueue_once(export, key=key)
     enqueue_once(export, key=other)
@@ -213,7 +216,7 @@ def test_revoked() -> None:
 
 @pytest.mark.parametrize("signal", [task_unknown, task_rejected])
 def test_no_worker_can_run_it(signal: Any) -> None:
-    """The worker that gets a message of an unknown task, or one that cannot be read, releases its key."""
+    """The worker that gets a message of an unknown task, or an unreadable one, releases its key."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     headers = {"id": result.id, HEADER: [key, 3_600, None, "end"]}
@@ -223,7 +226,7 @@ def test_no_worker_can_run_it(signal: Any) -> None:
 
 @pytest.mark.parametrize(("state", "stays"), [(states.SUCCESS, False), (states.FAILURE, False), (states.RETRY, True)])
 def test_an_outage_when_the_task_begins(monkeypatch: pytest.MonkeyPatch, state: str, stays: bool) -> None:
-    """F96: a task that began without its lock, since MongoDB did not answer, still frees its key when it ends."""
+    """F96: A task that began without its lock during an outage still frees its key at its end."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     task = running(result.id, key)
@@ -236,7 +239,7 @@ def test_an_outage_when_the_task_begins(monkeypatch: pytest.MonkeyPatch, state: 
 
 @pytest.mark.parametrize("ended", ["revoked", "without its lock"])
 def test_an_outage_when_it_has_ended(monkeypatch: pytest.MonkeyPatch, ended: str) -> None:
-    """F192: whoever learns that a task has ended tries until the key is free."""
+    """F192: A process that learns of the end of a task tries until the key is free."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     monkeypatch.setattr(detached, "RELEASE_PAUSES", (0.0, 0.1))
@@ -255,7 +258,7 @@ def test_an_outage_when_it_has_ended(monkeypatch: pytest.MonkeyPatch, ended: str
 
 
 def test_the_end_of_a_second_delivery() -> None:
-    """F95: a delivery without the lock does not free the key of the run that is at work."""
+    """F95: A delivery without the lock does not free the key of the run that is at work."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     first, second = running(result.id, key), running(result.id, key)
@@ -276,13 +279,13 @@ def away(*args: Any) -> None:
 
 
 class TestForks:
-    """What a task of this process holds, in a child that it forks."""
+    """The locks of a task of this process, in a forked child."""
 
     pytestmark: ClassVar = FORKS
 
     @pytest.mark.parametrize("state", [states.SUCCESS, states.RETRY])
     def test_the_end_of_the_task(self, state: str) -> None:
-        """F63: that the child comes to the end of the task, or to its next try, is not the end for the parent."""
+        """F63: The end of the task in the child, or its next try, is not the end for the parent."""
         key = new_key()
         result, _ = enqueue_once(export, key=key)
         task = running(result.id, key)
@@ -297,7 +300,7 @@ class TestForks:
 
 
 def test_a_key_that_is_no_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F191: a lock that is no task's stops no message. A warning names its holder."""
+    """F191: A lock that does not belong to a task stops no message. A warning names its holder."""
     key = new_key()
     monkeypatch.setattr(enqueue, "LONGEST", 0.1)
     with held_elsewhere(key):
@@ -307,7 +310,7 @@ def test_a_key_that_is_no_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 class TestNothingStopsTheMessage:
-    """F191: the next task of a chain is sent, whatever becomes of its key. The sender waits a second at most."""
+    """F191: The next task of a chain is sent, whatever happens to its key. The sender waits a second at most."""
 
     @pytest.fixture
     def task(self) -> Any:
@@ -315,7 +318,7 @@ class TestNothingStopsTheMessage:
 
     @pytest.mark.parametrize("value", ["x" * 600, "a\nb", "\ud800", None, ["y" * 9000], {"a": None}, "e\u0301" * 5000])
     def test_any_argument(self, task: Any, value: Any) -> None:
-        """Each value makes a valid key, which keeps an equal call away."""
+        """Each value makes a valid key. The key keeps an equal call away."""
         plain: Any = app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask)
         for each in (task, plain):
             keys = [once_key(each, (given,), {}, each.once_key) for given in (value, value, [value])]
@@ -331,7 +334,7 @@ class TestNothingStopsTheMessage:
     def test_mongodb_is_away(
         self, task: Any, away: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Also where MongoDB does not answer for longer than a sender waits."""
+        """Tasks are sent without the key if MongoDB does not answer for longer than a sender waits."""
         monkeypatch.setattr(enqueue, "LONGEST", 0.1)
         assert task.delay(5).id
         assert "a task is sent without the key" in caplog.text
@@ -344,7 +347,7 @@ class TestNothingStopsTheMessage:
 
 
 def test_a_task_that_sends_itself() -> None:
-    """F194: its key is handed on to the new message, which keeps further calls away."""
+    """F194: The key of a task that sends itself is handed on to the new message, and keeps further calls away."""
     key = new_key()
     first, _ = enqueue_once(export, key=key)
     headers = {HEADER: [key, 3_600, None, "end"]}
@@ -360,7 +363,7 @@ def test_a_task_that_sends_itself() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_inside_a_transaction(caplog: pytest.LogCaptureFixture) -> None:
-    """F194: a task that its worker may run before the commit is sent with a warning, which names the cure, once."""
+    """F194: A task that may run before the commit is sent with one warning. The warning names the cure."""
     task: Any = app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask)
     with transaction.atomic():
         task.delay_on_commit(1)
@@ -382,7 +385,7 @@ def with_model(ad: Ad, other: Ad | None = None) -> None: ...
 
 @pytest.mark.parametrize("template", [None, "ad:{ad.id}"])
 def test_pydantic(template: str | None) -> None:
-    """F194: a dict and the model that the task makes of it have one key."""
+    """F194: A dict and the model that the task makes of it have one key."""
     task: Any = app.task(with_model, name=f"tests.{new_key()}", pydantic=True)
     keys = [once_key(task, (given,), {}, template) for given in (Ad(id=5), {"id": 5}, {"id": 6})]
     assert keys[0] == keys[1] != keys[2]
@@ -397,12 +400,12 @@ def configured(ad_id: Any, to: Any = None, *more: Any, **options: Any) -> None: 
     [([1], {}), ([], {"ad_id": 1}), ((1, None), {}), ([1], {"to": None}), ([], {"to": None, "ad_id": 1})],
 )
 def test_one_call_in_all_its_ways(args: Any, kwargs: Any) -> None:
-    """By position, by name, or by default: one key."""
+    """Arguments by position, by name, or by default make one key."""
     assert once_key(configured, tuple(args), kwargs) == "once:tests.configured:ad_id=1:more=[]:options={}:to=None"
 
 
 def test_other_calls() -> None:
-    """Also where a name is that of the parameter which takes the others."""
+    """Other calls have other keys, even if a name is that of the parameter for all others."""
     calls: list[tuple[list[Any], dict[str, Any]]] = [
         ([1], {}), ([2], {}), ([1, 2], {}), ([1, 2, 3], {}),
         ([1], {"more": 1}), ([1], {"options": {}}), ([1], {"x": 1}),

@@ -18,20 +18,20 @@ pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 @pytest.fixture
 def mongod() -> Iterator[ReplicaSet]:
-    """A MongoDB for the workers, which a test can kill."""
+    """Start a MongoDB for the workers that a test can kill."""
     with ReplicaSet() as server:
         yield server
 
 
 def assert_each_ran_once(story: Story, count: int) -> None:
-    """Each of the tasks ran, none twice at once, and none failed."""
+    """Assert that each task ran, none twice at once, and none failed."""
     assert story.count("state", state="FAILURE") == 0
     assert len({each["name"] for each in story.of("end")}) == count
     assert [story.overlaps(f"{number}") for number in range(count)] == [0] * count
 
 
 def test_mongodb_stops(place: MakePlace, mongod: ReplicaSet, name: str) -> None:
-    """Tasks that begin while MongoDB is away come back when it is there, and those that run go on."""
+    """Tasks that begin while MongoDB is away come back when it is there. Running tasks go on."""
     here, count, seconds = place(mongo=mongod.uri), 8, 3
     here.start(concurrency=4)
     tasks.early.delay(f"{name}-0", "0", seconds + 1)
@@ -48,7 +48,7 @@ def test_mongodb_stops(place: MakePlace, mongod: ReplicaSet, name: str) -> None:
 
 
 def test_rabbitmq(place: MakePlace, rabbitmq: RabbitMQ, name: str) -> None:
-    """With RabbitMQ, tasks for a busy lock come back, and what a killed worker ran is delivered again at once."""
+    """With RabbitMQ, tasks for a busy lock come back. The tasks of a killed worker are delivered again at once."""
     here = place(broker=rabbitmq.uri)
     here.start_all(2, concurrency=2)
     for number in range(6):

@@ -1,4 +1,4 @@
-"""F98: tasks that cannot run now leave the pool to those that can; what a killed process of the pool held is free."""
+"""F98: Tasks that cannot run now leave the pool to those that can. Locks of a killed process of the pool are free."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 
 def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str) -> None:
-    """Behind many tasks for a lock that is held, one for a free lock starts while it is held. Tasks that waited in the
-    pool would need minutes."""
+    """Behind many tasks for a held lock, a task for a free lock starts at once. Tasks that waited in the pool would
+    need minutes."""
     here, count = place(), 40
     here.start(concurrency=4)
     with mongo_lock(name):
@@ -33,13 +33,13 @@ def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str) -> None:
 
 
 def begun(here: Place, name: str) -> int:
-    """The process in which a body runs; waits until it does."""
+    """Wait until a body runs, and return its process."""
     assert eventually(lambda: here.story.count("begin", name=name), 60), here.logs()
     return int(here.story.of("begin", name=name)[-1]["pid"])
 
 
 def test_a_killed_process(place: MakePlace, name: str) -> None:
-    """What the killed process of a task held is free long before its lease ends, however the task took it."""
+    """The lock of a killed process is free long before its lease ends, however the task took it."""
     here = place()
     here.start(concurrency=4)
     keys = []

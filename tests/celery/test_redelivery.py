@@ -1,4 +1,4 @@
-"""Workers that end, in every pool, and what they ran; messages that are delivered twice; with a real Redis."""
+"""Workers that end, in every pool, with their tasks, and messages that are delivered twice, with a real Redis."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def done(here: Place, result: Any) -> Any:
 
 @pytest.mark.witness
 def test_a_killed_worker(place: MakePlace, name: str) -> None:
-    """F49: a worker is killed in the middle of a locked task, and Redis delivers that once more: it resumes at once, by
-    its id, with a new fencing token, while another task that queued for the key before still waits."""
+    """F49: A worker is killed in the middle of a locked task, and Redis delivers the task once more. The task resumes
+    at once, by its id, with a new fencing token, while an earlier task in the queue still waits."""
     here = place(visibility=2)
     first = here.start(concurrency=1)
     result = tasks.told.delay(name, "a")
@@ -59,7 +59,7 @@ def test_a_killed_worker(place: MakePlace, name: str) -> None:
 
 @pytest.mark.parametrize("task", [tasks.told, tasks.told_once_per])
 def test_a_killed_process_of_the_pool(place: MakePlace, name: str, task: Any) -> None:
-    """F49: its task comes back at once and resumes at once; under `once_per`, the killed run does not count."""
+    """F49: The task comes back at once and resumes at once. Under `once_per`, the killed run does not count."""
     here = place()
     here.start()
     result = task.delay(name, "a")
@@ -73,9 +73,9 @@ def test_a_killed_process_of_the_pool(place: MakePlace, name: str, task: Any) ->
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_pools(place: MakePlace, name: str, pool: str) -> None:
-    """F30, F31: in every pool tasks take their locks, wait, come back, and a warm shutdown gives back what was kept.
+    """F30, F31: In every pool, tasks take their locks, wait and come back. A warm shutdown releases kept locks.
 
-    A greenlet ends with its task, as a thread may: what it kept is released at once.
+    A greenlet ends with its task, and a thread may do so, too. Kept locks of an ended one are released at once.
     """
     here = place()
     worker = here.start(pool=pool)
@@ -92,7 +92,7 @@ def test_pools(place: MakePlace, name: str, pool: str) -> None:
 
 
 def test_one_run(place: MakePlace, name: str) -> None:
-    """F49, F95: a task that runs longer than the visibility timeout runs once, and then there is peace."""
+    """F49, F95: A task that runs longer than the visibility timeout runs once, and no further message follows."""
     visibility, seconds = 1.5, 4.0
     here = place(visibility=visibility)
     here.start()

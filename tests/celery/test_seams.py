@@ -1,4 +1,5 @@
-"""Where tasks, messages and locks meet: canvases, second deliveries, outages, shutdowns. With a real Redis."""
+"""The meetings of tasks, messages and locks in canvases, second deliveries, outages and shutdowns, with a real
+Redis."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 
 def all_free(prefix: str) -> bool:
-    """Whether no key with this prefix is held."""
+    """Return whether no key with these prefixes is held."""
     return not any(map(holders, prefix.split()))
 
 
 def test_a_second_delivery(place: MakePlace, name: str) -> None:
-    """F190: a OnceTask above mongo_locked runs once, although Redis delivers it again while it runs."""
+    """F190: A OnceTask above mongo_locked runs once, although Redis delivers it again while it runs."""
     here = place(visibility=2)
     here.start()
     result = tasks.indexed.delay(name, "a", 5)
@@ -43,7 +44,7 @@ def test_a_second_delivery(place: MakePlace, name: str) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGQUIT, signal.SIGTERM])
 def test_a_shutdown_after_a_second_delivery(place: MakePlace, name: str, end: signal.Signals) -> None:
-    """F230: after a cold shutdown the second delivery runs; after a warm one there is nothing left to do."""
+    """F230: After a cold shutdown the second delivery runs. After a warm one nothing is left to do."""
     here = place(visibility=2)
     here.start_all(2, concurrency=1)
     tasks.told.delay(name, "a")
@@ -61,7 +62,7 @@ def test_a_shutdown_after_a_second_delivery(place: MakePlace, name: str, end: si
 
 @pytest.mark.parametrize("value", ["x" * 600, "a\nb"])
 def test_the_next_task_of_a_chain(place: MakePlace, name: str, value: str) -> None:
-    """F191: whatever the argument is of which the key is made."""
+    """F191: The next task of a chain runs, whatever argument its key is made of."""
     here = place()
     here.start()
     assert done(here, chain(tasks.given.s(value), tasks.tail.s()).delay()) == "tail"
@@ -70,7 +71,7 @@ def test_the_next_task_of_a_chain(place: MakePlace, name: str, value: str) -> No
 
 
 def test_the_next_task_during_an_outage(place: MakePlace, mongod: ReplicaSet, name: str) -> None:  # noqa: F811
-    """F191: a chain, a chord and a group go on while MongoDB is away; none of their tasks fails."""
+    """F191: A chain, a chord and a group go on while MongoDB is away. None of their tasks fails."""
     here = place(mongo=mongod.uri)
     here.start(concurrency=4)
     assert done(here, tasks.given.delay("warm")) == "warm"
@@ -122,7 +123,7 @@ def test_released_at_the_start(place: MakePlace, name: str) -> None:
 
 
 def test_a_task_that_sends_itself(place: MakePlace, name: str) -> None:
-    """F194: each run sends the next one under its own key."""
+    """F194: Each run sends the next one under its own key."""
     here = place()
     here.start(concurrency=2)
     tasks.sends_itself.delay(name)
@@ -131,7 +132,7 @@ def test_a_task_that_sends_itself(place: MakePlace, name: str) -> None:
 
 
 def test_keys_of_tasks_that_end_in_an_outage(place: MakePlace, mongod: ReplicaSet, name: str) -> None:  # noqa: F811
-    """F192: tasks that begin, end, or are revoked while MongoDB is away leave no key behind."""
+    """F192: Tasks that begin, end, or are revoked while MongoDB is away leave no key behind."""
     here = place(mongo=mongod.uri)
     here.start(concurrency=8)
     with MongoClient[Any](mongod.uri) as client:
@@ -153,7 +154,7 @@ def test_keys_of_tasks_that_end_in_an_outage(place: MakePlace, mongod: ReplicaSe
 
 
 def test_rows(place: MakePlace, name: str) -> None:
-    """F232: a helper that comes back in somebody's `try` sends at most one message from one run."""
+    """F232: A helper that comes back in a caller's `try` sends at most one message from one run."""
     here, keys = place(), [f"{name}{number}" for number in range(3)]
     here.start(concurrency=2)
     with mongo_lock(*keys):
@@ -165,7 +166,7 @@ def test_rows(place: MakePlace, name: str) -> None:
 
 
 def test_an_inner_lock_backs_off(place: MakePlace, name: str) -> None:
-    """F233: as a single lock does."""
+    """F233: An inner lock backs off, as a single lock does."""
     here = place()
     here.start(concurrency=2)
     with mongo_lock(f"{name}-inner"):
@@ -177,7 +178,7 @@ def test_an_inner_lock_backs_off(place: MakePlace, name: str) -> None:
 
 
 def test_two_messages_with_one_id(place: MakePlace, name: str) -> None:
-    """F235: both run, one after the other."""
+    """F235: Both messages run, one after the other."""
     here = place()
     here.start(concurrency=2)
     for number in (1, 2):

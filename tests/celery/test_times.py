@@ -15,7 +15,8 @@ REDIS = "redis://127.0.0.1/0"
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the check on an application with these settings and a task with these options; returns the ids."""
+    """Return a function that checks an application with these settings and a task with these options, and returns the
+    ids."""
 
     def check(broker: str = REDIS, visibility: Any = None, conf: Any = None, **options: Any) -> list[str | None]:
         app = Celery("times", broker=broker, set_as_current=False)
@@ -25,7 +26,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
         def long() -> None: ...
 
         app.finalize()
-        seen = SimpleNamespace(conf=app.conf, tasks={"tests.long": app.tasks["tests.long"]})  # not those of other tests
+        # without those of other tests
+        seen = SimpleNamespace(conf=app.conf, tasks={"tests.long": app.tasks["tests.long"]})
         monkeypatch.setattr(workers, "current_app", seen)
         return [message.id for message in workers.check_times(app_configs=None)]
 
@@ -49,7 +51,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_time_limits(found: Any, options: dict[str, Any], warns: bool) -> None:
-    """W008: a task that may run longer than the visibility timeout is delivered twice."""
+    """W008: A task that may run longer than the visibility timeout is delivered twice."""
     assert found(visibility=600, **options) == (["mongolock.W008"] if warns else [])
 
 

@@ -36,7 +36,7 @@ class Worker:
             self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
 
     def kill(self) -> None:
-        """As a machine that loses power: the worker and its pool, at once."""
+        """Kill the worker and its pool at once, like a machine that loses power."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -95,7 +95,7 @@ class Place:
         return next(worker for worker in self.workers if worker.process.pid == os.getpgid(pid))
 
     def messages_left(self) -> int:
-        """How many messages the broker has for this queue, those included that a worker has not acknowledged."""
+        """Return the number of messages of this queue at the broker, including unacknowledged ones."""
         with tasks.app.connection_for_write() as connection:
             channel: Any = connection.default_channel
             if connection.transport.driver_type != "redis":
@@ -104,7 +104,7 @@ class Place:
             return int(lists + channel.client.hlen(channel.unacked_key))
 
     def is_quiet(self) -> bool:
-        """Whether the broker has nothing left to deliver."""
+        """Return whether the broker has nothing left to deliver."""
         return self.messages_left() == 0
 
     def logs(self) -> str:
@@ -116,16 +116,17 @@ _listening: list[Path] = []
 
 @before_task_publish.connect(weak=False)
 def _sent(headers: dict[str, Any], **kwargs: Any) -> None:
-    """Write down what this process sends to a place."""
+    """Record the messages that this process sends to a place."""
     for directory in _listening:
         note(directory, "message", id=headers["id"])
 
 
 @contextlib.contextmanager
 def placed(directory: Path, broker: str, mongo: str = "", **config: Any) -> Iterator[Place]:
-    """The application of this process sends to the queue of the place. Its workers are killed at the end.
+    """Let the application of this process send to the queue of the place. The workers are killed at the end.
 
-    mongo: the MongoDB of its workers, if not that of the test run. config: Celery's settings.
+    - mongo: the MongoDB of the workers, or "" for that of the test run.
+    - config: Celery's settings.
     """
     place = Place(directory, broker, mongo, **config)
     app = tasks.app
@@ -143,7 +144,7 @@ def placed(directory: Path, broker: str, mongo: str = "", **config: Any) -> Iter
 
 
 def _configure(app: Any, config: Mapping[str, Any]) -> None:
-    """Celery keeps what it made of an earlier configuration."""
+    """Apply the configuration. Celery would keep objects of an earlier one."""
     app.conf.update(config)
     app.amqp.queues = app.amqp.Queues({})
     app.amqp._producer_pool = app._pool = app._backend_cache = None

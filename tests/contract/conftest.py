@@ -1,4 +1,4 @@
-"""The same tests on both backends: what a lock means does not depend on where it is kept."""
+"""The same tests on both backends. The meaning of a lock does not depend on its store."""
 
 import time
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class World:
         raise NotImplementedError
 
     def elsewhere(self, *keys: str, **options: Any) -> MongoLock:
-        """A lock of another process. Its worker is the thread, as here."""
+        """Return a lock of another process, with the calling thread as its worker."""
         session = self.new_session()
         self.sessions.append(session)
         permits = options.pop("permits", None)
@@ -44,14 +44,14 @@ class World:
         return MongoLock(lambda: session, made.keys, made.terms, made.options, lambda: {"host": "elsewhere", "pid": 1})
 
     def is_queued(self, number: int) -> bool:
-        """Does that process wait in a queue?"""
+        """Return whether that process waits in a queue."""
         grants = [
             grant for session in self.sessions[number : number + 1] for grant in list(session.registry.grants.values())
         ]
         return any(grant.lease.until for grant in grants)
 
     def kill(self, lock: MongoLock) -> None:
-        """The process that holds *lock* is killed: it is not renewed any more."""
+        """Let the process that holds *lock* look killed, so that its lease is not renewed any more."""
         session = own(lock).session
         assert session is not None
         for grant in list(session.registry.grants.values()):
@@ -59,17 +59,17 @@ class World:
             session.ending.forget(grant)
 
     def take_away(self, lock: MongoLock) -> None:
-        """An operator takes *lock* away from its holder, which does not learn of it."""
+        """Take *lock* away from its holder, as an operator does. The holder does not learn of it."""
         (session, (grant,)) = (own(lock).session, own(lock).grants)
         assert session is not None
         session.store.apply(lock.key, Step(ask=grant.id, remove=(grant.id,), force=True), 10)
 
     def let_renew(self, lock: MongoLock) -> None:
-        """The next renewal of *lock* is due."""
+        """Make the next renewal of *lock* due."""
         raise NotImplementedError
 
     def forget(self, key: str) -> None:
-        """The document of *key* is removed."""
+        """Remove the document of *key*."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class World:
 
 
 class MongoWorld(World):
-    """On a real server, by the real time."""
+    """A world on a real server, by the real time."""
 
     def new_session(self) -> Session:
         return Session(MongoStore(mongo_store().config))
@@ -124,7 +124,7 @@ class MemoryWorld(World):
 
 @pytest.fixture(params=["mongo", "memory"])
 def world(request: pytest.FixtureRequest, settings: Any) -> Iterator[World]:
-    """Each backend in turn."""
+    """Provide each backend in turn."""
     if request.param == "mongo":
         made: World = MongoWorld()
         yield made
@@ -138,7 +138,7 @@ def world(request: pytest.FixtureRequest, settings: Any) -> Iterator[World]:
 
 @pytest.fixture
 def memory() -> Iterator[MemoryWorld]:
-    """The backend in memory alone, whose clock a test can move to the second."""
+    """The backend in memory alone. A test can move its clock to the second."""
     with override_locks():
         made = MemoryWorld()
         yield made
@@ -147,5 +147,5 @@ def memory() -> Iterator[MemoryWorld]:
 
 @pytest.fixture
 def elsewhere(world: World) -> Elsewhere:
-    """Makes locks of other processes."""
+    """Return a function that makes locks of other processes."""
     return world.elsewhere

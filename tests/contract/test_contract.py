@@ -1,4 +1,4 @@
-"""What `mongo_lock`, `mongo_semaphore` and `mongo_locked` promise: on MongoDB and in memory, blocking and async."""
+"""The promises of `mongo_lock`, `mongo_semaphore` and `mongo_locked`, on MongoDB and in memory, blocking and async."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ def key(world: World) -> str:
 
 
 def test_a_try_that_waits(key: str, face: Face, elsewhere: Elsewhere) -> None:
-    """F155: for as long as it is asked to, whatever the lock was made with. It returns whether the lock is held."""
+    """F155: A try waits for the given time, whatever the wait of the lock, and returns whether the lock is held."""
     lock = mongo_lock(key, wait=0)
     with elsewhere(key):
         began = time.monotonic()
@@ -47,7 +47,8 @@ class TestOne:
     """One lock, one holder."""
 
     def test_how_a_lock_stands(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
-        """P2: before, in and after its block. What is known of its last grant stays, for a record of what was done."""
+        """P2: The facts of a lock before, in and after its block. The facts of its last grant stay, for a record of the
+        work."""
         lock = mongo_lock(key)
         assert (lock.held, lock.lost, lock.remaining, repr(lock)) == (False, False, 0, f"<MongoLock {key!r} not held>")
         for name in FACTS:
@@ -89,7 +90,7 @@ class TestOne:
             assert set(lock.fencing_tokens) == set(lock.keys)
 
     def test_taking_it_again_is_an_error_or_meant(self, key: str, elsewhere: Elsewhere) -> None:
-        """F45: one that is meant is held until the last release, in any order; it is one grant."""
+        """F45: A key that is taken again on purpose is held until the last release, in any order, by one grant."""
         outer, inner = mongo_lock(key).acquire(), mongo_lock(key, reentrant=True)
         with pytest.raises(LockReentry, match="reentrant=True"):
             mongo_lock(key).acquire()
@@ -107,7 +108,7 @@ class TestOne:
     def test_those_who_may_hold_it_together(
         self, key: str, face: Face, elsewhere: Elsewhere, options: dict[str, Any]
     ) -> None:
-        """Two readers, and two of two permits; a writer and a third one wait."""
+        """Two readers, or two of two permits, hold the lock together. A writer and a third permit wait."""
         mine = mongo_lock(key, mode="shared") if "mode" in options else mongo_semaphore(key, 2)
         third = {} if "mode" in options else options
         with face.block(mine), elsewhere(key, wait=0, **options):
@@ -121,7 +122,7 @@ def cancelled(lock: MongoLock) -> None:
 
 
 class TestTurns:
-    """Who waits gets it in its turn."""
+    """Waiters get the lock in their turn."""
 
     async def test_handed_over_to_a_coroutine(self, key: str, elsewhere: Elsewhere) -> None:
         first = elsewhere(key)
@@ -151,7 +152,7 @@ class TestTurns:
     def test_the_queue_has_an_end(
         self, key: str, world: World, elsewhere: Elsewhere, in_thread: InThread, settings: Any
     ) -> None:
-        """F13."""
+        """F13: The length of the queue is limited."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": 1}
         with elsewhere(key):
             waiter = mongo_lock(key)
@@ -164,7 +165,7 @@ class TestTurns:
     def test_a_deadlock_has_a_victim(
         self, key: str, elsewhere: Elsewhere, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """F45: two processes, each of which waits for what the other one has."""
+        """F45: Two processes wait for each other's locks, and one of them gives up."""
         monkeypatch.setattr(procedures, "DEADLOCK_CHECK_AFTER", 0.2)
         one, two = f"{key}:1", f"{key}:2"
         errors: list[BaseException] = []
@@ -194,7 +195,7 @@ class TestTime:
     """Leases, by the clock of the backend."""
 
     def test_an_extension_moves_the_end_and_never_nearer(self, key: str, face: Face, world: World) -> None:
-        """By the length of the lease from now if none is given; not beyond the longest hold."""
+        """An extension moves the end by the length of the lease from now by default, up to the longest hold."""
         lock = face.acquire(mongo_lock(key, lease=20, max_hold=200, auto_renew=False))
         face.extend(lock, 60)
         face.extend(lock, 5)
@@ -217,7 +218,7 @@ class TestTime:
             face.extend(lock)
 
     def test_an_owner_waits_while_its_former_run_lives(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
-        """F49: a message that is delivered twice does not take the lock from the run that has it."""
+        """F49: A message that is delivered twice does not take the lock from the run that has it."""
         former = elsewhere(key, owner="task-1").acquire()
         with pytest.raises(LockNotAcquired):
             face.acquire(mongo_lock(key, owner="task-1", wait=0))
@@ -298,6 +299,6 @@ def test_a_closed_session_says_so(key: str, world: World, elsewhere: Elsewhere) 
     with pytest.raises(LockMisused, match="closed"):
         again.acquire()
     began = time.monotonic()
-    world.sessions[-1].close()  # once more: what was refused leaves nothing to wait for
+    world.sessions[-1].close()  # once more, because refused locks leave nothing to wait for
     assert time.monotonic() - began < 1
     assert mongo_lock(key).try_acquire()

@@ -1,4 +1,4 @@
-"""`lock.downgrade()`: from exclusive to shared, at no time without the lock."""
+"""`lock.downgrade()` turns an exclusive lock into a shared one, and keeps the lock at all times."""
 
 import contextlib
 import threading
@@ -24,7 +24,7 @@ def key(world: World) -> str:
 
 
 def test_readers_come_along(key: str, face: Face, elsewhere: Elsewhere, in_thread: Callable[..., Any]) -> None:
-    """Those at the head of the queue are let in by the same command; a writer behind them waits for all of them."""
+    """The same command lets in the readers at the head of the queue. A writer behind them waits for all of them."""
     lock = face.acquire(mongo_lock(key, label="boss"))
     seen = threading.Event()
     readers = [elsewhere(key, mode="shared", wait=20) for _ in range(2)]
@@ -49,7 +49,7 @@ def test_readers_come_along(key: str, face: Face, elsewhere: Elsewhere, in_threa
 
 
 def hold(lock: MongoLock, until: threading.Event) -> None:
-    """In a thread that lives as long as its lock: without that, the lock would be released."""
+    """Hold the lock in a thread that lives as long as its lock. Otherwise the lock would be released."""
     with lock:
         assert until.wait(20)
 
@@ -59,7 +59,7 @@ def waiting(key: str, count: int) -> bool:
 
 
 def test_it_is_a_readers_lock_from_then_on(key: str, face: Face, elsewhere: Elsewhere) -> None:
-    """It lives as long as before, other readers may come, and it cannot be downgraded twice."""
+    """The lease stays as it was, other readers may come, and a second downgrade is refused."""
     with face.block(mongo_lock(key, lease=20, max_hold=100)) as lock:
         face.extend(lock, 50)
         face.call(lock, "downgrade")
@@ -85,7 +85,8 @@ def test_several_keys(world: World, face: Face, elsewhere: Elsewhere) -> None:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_lock_that_was_taken_away(key: str, face: Face, world: World, elsewhere: Elsewhere, taken: bool) -> None:
-    """The server knows before the holder does: it raises, and takes nothing, even if the lock is free again."""
+    """The server knows of the loss before the holder does. The downgrade raises, and takes nothing, even if the lock is
+    free again."""
     lost: list[Any] = []
     lock = face.acquire(mongo_lock(key, on_lost=lost.append))
     world.take_away(lock)

@@ -1,4 +1,4 @@
-"""`leader`: of all processes one leads, until it cannot."""
+"""`leader` lets one of all processes lead until it cannot."""
 
 # ruff: noqa: PT012 - what happens inside of a block is what is tested here
 
@@ -47,7 +47,7 @@ def grants(key: str) -> tuple[str, ...]:
 
 
 def test_a_term(key: str, elsewhere: Elsewhere) -> None:
-    """One leads; the other waits for its turn. The term is over when the block has been left."""
+    """One process leads, and the other waits for its turn. The term is over when the block has been left."""
     with leader(key) as term:
         found = lock_info(key)
         assert (found.holders[0].label, found.since, found.tokens) == (
@@ -62,7 +62,8 @@ def test_a_term(key: str, elsewhere: Elsewhere) -> None:
 
 
 def test_a_term_ends_while_its_lock_is_held() -> None:
-    """Its lease is not renewed: the work is to stop when a third of it is left, so that no two are at work."""
+    """The lease is not renewed. The work is told to stop when a third of the lease is left, so that no two are at
+    work."""
     with override_locks() as locks, leader("late", lease=30) as term:
         assert term.left == pytest.approx(20, abs=1)
         with locks.unavailable():
@@ -74,7 +75,7 @@ def test_a_term_ends_while_its_lock_is_held() -> None:
 
 
 async def test_a_term_in_a_coroutine(key: str) -> None:
-    """Its event is one of asyncio, which other threads set, too."""
+    """The event of the term belongs to asyncio. Other threads can set it, too."""
     async with leader(key) as term:
         assert (term.held, term.ended.is_set()) == (True, False)
         with pytest.raises(TimeoutError):  # which ends nothing
@@ -88,7 +89,8 @@ async def test_a_term_in_a_coroutine(key: str) -> None:
     assert (term.held, term.ended.is_set(), lock_info(key).state) == (False, True, "free")
 
 
-#: What ends a term at once: a request, a forced release, which the next renewal finds, and the work itself.
+#: Events that end a term at once. These are a request, a forced release found by the next renewal, and the end of the
+#: work.
 ENDS: dict[str, Callable[[str, BaseTerm], object]] = {
     "asked": lambda key, term: ask(key),
     "forced": lambda key, term: force(key),
@@ -98,8 +100,8 @@ ENDS: dict[str, Callable[[str, BaseTerm], object]] = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_an_end_in_order(key: str, how: str) -> None:
-    """The work learns of it; the lock is still held then, unless it was taken away. `run` stands again. A request is
-    heard at once, not at the next renewal, ten seconds later: its process listens."""
+    """The work learns of the end while the lock is still held, unless it was taken away. `run` stands again. A request
+    is heard at once, because the process listens. The next renewal would come ten seconds later."""
     terms: list[tuple[bool, int]] = []
 
     def work(term: Term) -> str:
@@ -119,7 +121,7 @@ def test_an_end_in_order(key: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ENDS)
 async def test_a_coroutine_is_cancelled(key: str, how: str) -> None:
-    """Where it waits, in the same cases. Its term has ended by then."""
+    """The coroutine is cancelled where it waits, in the same cases. The term has ended by then."""
     seen: list[bool] = []
 
     async def work(term: AsyncTerm) -> str:
@@ -143,7 +145,7 @@ def test_a_loss_is_reported_by_the_block(key: str) -> None:
 
 
 def test_slow_callbacks_of_other_locks(key: str) -> None:
-    """F112: the terms of others end soon, however many callbacks are at work."""
+    """F112: The terms of others end soon, however many callbacks are at work."""
     done = threading.Event()
     others = [mongo_lock(new_key("other"), on_lost=lambda _: done.wait(20)).acquire() for _ in range(8)]
     try:
@@ -158,7 +160,7 @@ def test_slow_callbacks_of_other_locks(key: str) -> None:
 
 
 async def test_no_thread_of_the_executor(key: str) -> None:
-    """F115: a term ends, and its lock goes, although the work has filled the default executor."""
+    """F115: A term ends, and its lock goes, although the work has filled the default executor."""
     loop, done = asyncio.get_running_loop(), threading.Event()
     loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
     try:
@@ -174,7 +176,7 @@ async def test_no_thread_of_the_executor(key: str) -> None:
 
 
 def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
-    """F102: a term begins with a whole lease, not what was left of a place in the queue; it does not end at once."""
+    """F102: A term begins with a whole lease, not with the rest of a place in the queue, and does not end at once."""
     remaining: list[float] = []
 
     def work(term: Term) -> str:
@@ -194,7 +196,7 @@ def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
 
 @pytest.mark.long
 def test_what_cannot_end_in_order_is_released(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F103: if nobody has the leader any more, and if its term cannot be watched."""
+    """F103: The lock is released if the leader object is dropped, and if its term cannot be watched."""
     dropped = leader(key)
     dropped.__enter__()
     del dropped
@@ -209,7 +211,7 @@ def test_what_cannot_end_in_order_is_released(key: str, monkeypatch: pytest.Monk
 
 
 async def test_cancelled_while_it_ends(key: str) -> None:
-    """F103, F114: the lock is released when the work has ended, however often it is cancelled, and never before."""
+    """F103, F114: The lock is released when the work has ended, however often it is cancelled, and never before."""
     states: list[str] = []
     began = asyncio.Event()
 
@@ -245,7 +247,8 @@ def test_errors(key: str) -> None:
 
 @pytest.mark.parametrize("more", [[], [KeyError()]], ids=["nothing else", "another error"])
 async def test_a_loss_in_a_group_of_tasks(key: str, more: list[Exception]) -> None:
-    """As the loss itself: it stands again. Unless there is another error."""
+    """A loss in a group of tasks counts as the loss itself, and the leader stands again. Another error in the group is
+    raised."""
     terms: list[AsyncTerm] = []
 
     async def lose(error: Exception) -> None:
@@ -265,7 +268,7 @@ async def test_a_loss_in_a_group_of_tasks(key: str, more: list[Exception]) -> No
 
 
 def test_mistakes(key: str) -> None:
-    """Each names its cure, and nothing is asked for."""
+    """Each error names its cure, and no command is sent."""
 
     async def work(term: Term) -> None: ...
 

@@ -1,4 +1,4 @@
-"""`lock_info` says what a lock is like, without taking it, in MongoDB and in memory."""
+"""`lock_info` describes a lock without acquiring it, in MongoDB and in memory."""
 
 import asyncio
 import threading
@@ -52,7 +52,7 @@ def test_held(key: str, look: Any, elsewhere: Elsewhere) -> None:
 
 
 def test_a_minimum_hold_that_is_over(key: str, look: Any, elsewhere: Elsewhere, world: World) -> None:
-    """The lock is free: nobody holds it any more, and its last holder is the previous one."""
+    """After the minimum hold, the lock is free, and its last holder is the previous one."""
     with elsewhere(key, min_hold=0.2):
         pass
     world.let_pass(0.3)
@@ -77,7 +77,8 @@ def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
 
 @WITH_MONGO
 def test_those_behind_a_waiter_of_their_process_are_counted(locks: Locks) -> None:
-    """F69, P5: in a snapshot, in JSON, in the dashboard's overview, and in the list of the command."""
+    """F69, P5: The waiters count in a snapshot, in JSON, in the dashboard's overview, and in the list of the
+    command."""
     locks.add("k", [entry(1)], [waiter(2, behind=7)])
     (found,) = Lock.objects.filter(pk="k").snapshots()
     shown = found.waiting, row_of(found).as_json()["waiting"], overview(mongo_store()).waiting
@@ -88,7 +89,7 @@ def test_those_behind_a_waiter_of_their_process_are_counted(locks: Locks) -> Non
 
 
 def test_a_key_that_nothing_has_used(key: str, look: Any) -> None:
-    """It is free, and looking at it leaves nothing behind."""
+    """An unused key is free, and reading its state leaves nothing behind."""
     found = look(key)
     assert (found.key, found.state, found.holders, found.waiters, found.left) == (key, "free", (), (), None)
     assert abs((datetime.now(UTC) - found.now).total_seconds()) < 60

@@ -1,4 +1,4 @@
-"""Small print that is true: modes inside one another, permits, weights, and keys that were taken away."""
+"""The small print about modes inside one another, permits, weights, and keys that were taken away."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ MODES: dict[str, Make] = {"exclusive": exclusive, "shared": shared, "permit": pe
 @pytest.mark.parametrize(("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b])
 @pytest.mark.usefixtures("world")
 def test_another_mode_inside(outer: str, inner: str, reentrant: bool) -> None:
-    """F45: a thread that holds a key in one mode does not get it in another one: a reader inside its own writer would
-    go on reading after the writer has gone, with no one else let in. It is an error at once, reentrant or not."""
+    """F45: A thread that holds a key in one mode does not get it in another one. Otherwise a reader inside its own
+    writer would go on reading after the writer has gone, without letting others in. The error comes at once, reentrant
+    or not."""
     key = new_key()
     with MODES[outer](key) as lock:
         with pytest.raises(LockReentry) as refused:
@@ -60,7 +61,8 @@ def test_another_mode_inside(outer: str, inner: str, reentrant: bool) -> None:
 @pytest.mark.parametrize("options", [{"wait": 0}, {"wait": 5}])
 @pytest.mark.usefixtures("world")
 def test_another_number_of_permits(options: dict[str, Any]) -> None:
-    """It is refused with both numbers, whether or not a permit is free, and leaves nothing; resize=True allows it."""
+    """The error names both numbers, whether or not a permit is free, and nothing is left. resize=True allows the
+    change."""
     key = new_key()
     for permits in (1, 2):
         with in_another_thread(mongo_semaphore(key, permits)):
@@ -100,8 +102,8 @@ def force(key: str) -> None:
 
 @WITH_MONGO
 def test_a_key_that_was_taken_away_is_free_to_its_former_holder() -> None:
-    """F50, F45: the thread does not wait for itself, since it has nothing: it gets the key like anybody else, as a new
-    grant, and learns of the loss of the old one."""
+    """F50, F45: A thread does not wait for itself if its lock was taken away. The thread gets the key like any other,
+    as a new grant, and learns of the loss of the old one."""
     key = new_key()
     lock = mongo_lock(key, lease=LONG).acquire()
     token = lock.fencing_token
@@ -121,7 +123,7 @@ def test_a_key_that_was_taken_away_is_free_to_its_former_holder() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_weight() -> None:
-    """A heavy one counts for several, in the queue of its process too; with the same weight it may enter again."""
+    """A heavy holder counts for several, also in the queue of its process. With the same weight it may enter again."""
     key = new_key()
 
     @mongo_locked(key, permits=3, weight=2, on_contention="skip")

@@ -1,6 +1,6 @@
-"""Each promise of the library, and short cases that are about it and about nothing else.
+"""Short cases for each promise of the library, and for nothing else.
 
-Those that need times to the second run in memory, where a test moves the clock; the others on MongoDB, too.
+Cases that need times to the second run in memory, where a test moves the clock. The others run on MongoDB, too.
 """
 
 import threading
@@ -30,7 +30,7 @@ from tests.support.looking import document, holder, new_key
 from tests.support.waiting import eventually
 
 WRITES = {"findAndModify", "update"}
-#: What the server adds to a lease of ten seconds before it lets others in.
+#: The margin that the server adds to a lease of ten seconds before it lets others in.
 MARGIN = 1
 
 
@@ -44,17 +44,17 @@ def store_of(lock: MongoLock) -> Store:
 
 
 class TestOneHolder:
-    """P1: no two hold a key at once that exclude each other."""
+    """P1: No two hold a key at once that exclude each other."""
 
     def test_a_holder_stops_before_the_server_lets_others_in(self, key: str) -> None:
-        """P1: the server adds a margin to the lease by which the holder counts."""
+        """P1: The server adds a margin to the lease by which the holder counts."""
         with mongo_lock(key, lease=10) as lock:
             entry = holder(key)
             assert lock.remaining <= 10
             assert entry["until"] - entry["acquired_at"] == timedelta(seconds=10 + MARGIN)
 
     def test_a_holder_stops_at_the_end_of_its_lease(self, memory: MemoryWorld, key: str) -> None:
-        """P1: without an answer from anywhere; others get the lock after the margin."""
+        """P1: A holder stops at the end of its lease without any answer. Others get the lock after the margin."""
         lock, other = mongo_lock(key, lease=100, auto_renew=False).acquire(), memory.elsewhere(key)
         memory.let_pass(80)
         assert lock.held
@@ -69,7 +69,7 @@ class TestOneHolder:
     def test_a_late_answer_makes_no_lease_longer(
         self, memory: MemoryWorld, key: str, monkeypatch: pytest.MonkeyPatch, command: str
     ) -> None:
-        """P1, F16: a lease counts from before its command was sent, however long the answer takes."""
+        """P1, F16: A lease counts from before its command was sent, however long the answer takes."""
         lock = mongo_lock(key, lease=30, auto_renew=command == "renewal")
 
         def held_up(name: str) -> None:
@@ -99,7 +99,8 @@ class TestOneHolder:
         lock.release()
 
     def test_a_minimum_hold_keeps_others_out_until_its_end(self, memory: MemoryWorld, key: str) -> None:
-        """P1: the lock was given back at once, and nobody gets it before the hold is over; then at once."""
+        """P1: The lock was released at once, and nobody gets it before the hold is over. After the hold, a waiter gets
+        it at once."""
         mongo_lock(key, min_hold=20).acquire().release()
         other = memory.elsewhere(key, wait=0)
         with pytest.raises(LockNotAcquired, match="minimum hold"):
@@ -111,11 +112,11 @@ class TestOneHolder:
 
 
 class TestOrder:
-    """P2: each grant of a key has a larger token than all before."""
+    """P2: Each grant of a key has a larger token than all before."""
 
     @pytest.mark.parametrize("end", ["a release", "a forced release", "a lost document", "the end of the lease"])
     def test_the_next_token_is_larger(self, world: World, key: str, elsewhere: Elsewhere, end: str) -> None:
-        """P2, F10, F78: however the grant before it ended."""
+        """P2, F10, F78: The next token is larger, however the earlier grant ended."""
         first = mongo_lock(key, auto_renew=False).acquire()
         token = first.fencing_token
         if end == "a release":
@@ -134,13 +135,14 @@ class TestOrder:
         assert elsewhere(key, wait=0).acquire().fencing_token > token
 
     def test_a_token_is_no_smaller_than_the_time(self, world: World, key: str) -> None:
-        """P2: so a document that is made anew goes on above all that the one before it gave."""
+        """P2: A token is no smaller than the time. A document that is made again therefore continues above all earlier
+        tokens."""
         before = time.time()
         with mongo_lock(key) as lock:
             assert lock.fencing_token >= int(before * 1000) - 1000
 
     def test_a_clock_that_is_behind(self, world: World, key: str) -> None:
-        """P2: where the last token is ahead of the clock, the next ones are one more each."""
+        """P2: If the last token is ahead of the clock, each next token is one more."""
         mongo_lock(key).acquire().release()
         ahead = Int64((time.time() + 3_600) * 1000)
         if isinstance(world, MemoryWorld):
@@ -152,17 +154,18 @@ class TestOrder:
                 assert lock.fencing_token == ahead + following
 
     def test_readers_have_tokens_of_their_own(self, world: World, key: str, elsewhere: Elsewhere) -> None:
-        """P2: each grant has one, also where several are held at once."""
+        """P2: Each reader has a token of its own."""
         with mongo_lock(key, mode="shared") as first, elsewhere(key, mode="shared") as second:
             assert second.fencing_token > first.fencing_token
 
 
 @WITH_MONGO
 class TestDurable:
-    """P3: a grant is reported when a majority has it in its journals."""
+    """P3: A grant is reported when a majority has it in its journals."""
 
     def test_each_command_that_grants_waits_for_the_majority(self, commands: Commands, key: str) -> None:
-        """P3: of a free key, of a key with readers, and when it is asked for again."""
+        """P3: Each granting command waits for the majority, for a free key, for a key with readers, and for a
+        re-entered key."""
         with (
             mongo_lock(key),
             mongo_lock(f"{key}:r", mode="shared"),
@@ -175,13 +178,13 @@ class TestDurable:
 
 
 class TestOneClock:
-    """P4: no clock of a client is compared with anything."""
+    """P4: No clock of a client is compared with anything."""
 
     @pytest.mark.parametrize("ahead", [-1e8, 1e8], ids=["behind", "ahead"])
     def test_a_wrong_clock_changes_nothing(
         self, world: World, key: str, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, ahead: float
     ) -> None:
-        """P4, F25: a clock on the wall that is years off makes no lease longer or shorter, and lets nobody in."""
+        """P4, F25: A wall clock that is years off makes no lease longer or shorter, and lets nobody in."""
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + ahead)
         with mongo_lock(key, lease=20) as lock:
@@ -193,7 +196,7 @@ class TestOneClock:
 
     @WITH_MONGO
     def test_no_command_has_a_time_of_the_client(self, commands: Commands, key: str, in_thread: InThread) -> None:
-        """P4: no date, and no number that is one: neither to acquire, wait and extend, nor to renew and release."""
+        """P4: No command has a date or a number that is one, to acquire, wait, extend, renew or release."""
         with mongo_lock(key, lease=600) as lock, mongo_lock(f"{key}:other", lease=600):
             waiter = mongo_lock(key)
             waiting = in_thread(waiter.acquire)
@@ -208,13 +211,13 @@ class TestOneClock:
         assert [found for command in commands.sent for found in times_in(command)] == []
 
     def test_deadlines_are_by_a_clock_that_cannot_be_set(self) -> None:
-        """P4: and that runs on while a machine sleeps, where there is one."""
+        """P4: Deadlines use a clock that cannot be set. Where possible, the clock runs on while the machine sleeps."""
         real = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
         assert clock.now() == pytest.approx(real, abs=1)
 
 
 def times_in(value: Any) -> list[Any]:
-    """The dates in a command, and the numbers that are today's date, in seconds or milliseconds."""
+    """Return the dates in a command, and the numbers that are today's date, in seconds or milliseconds."""
     if isinstance(value, dict):
         return [found for each in value.values() for found in times_in(each)]
     if isinstance(value, (list, tuple)):
@@ -224,12 +227,12 @@ def times_in(value: Any) -> list[Any]:
 
 
 class TestFair:
-    """P5: first come, first served."""
+    """P5: First come, first served."""
 
     def test_a_hand_over_goes_to_who_came_first(
         self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread
     ) -> None:
-        """P5: of two that wait in other processes, the release grants the lock to the first."""
+        """P5: If two waiters of other processes wait, the release grants the lock to the first."""
         holder, order = elsewhere(key).acquire(), []
 
         def wait(name: str) -> None:
@@ -243,7 +246,8 @@ class TestFair:
         assert eventually(lambda: order == ["first", "second"])
 
     def test_no_one_overtakes_a_waiter(self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
-        """P5: one that asks just after the release is behind the one that waits, also if it would be first to ask."""
+        """P5: A caller that asks just after the release stands behind a waiter, even if its command would arrive
+        first."""
         holder, leave = elsewhere(key).acquire(), threading.Event()
 
         def wait() -> None:
@@ -258,7 +262,7 @@ class TestFair:
 
     @pytest.mark.parametrize("expired", [False, True], ids=["granted the lock", "its place has expired"])
     def test_a_dead_waiter_is_passed_over(self, memory: MemoryWorld, key: str, *, expired: bool) -> None:
-        """P5, F41, F42: it delays the queue by its place in it, and by no more."""
+        """P5, F41, F42: A dead waiter delays the queue by its place, and by no more."""
         holder = memory.elsewhere(key, lease=600).acquire()
         store = memory.new_session().store
         for name, place in (("dead", 10), ("next", 100)):
@@ -274,10 +278,10 @@ class TestFair:
 
 
 class TestNothingLeaks:
-    """P6: after the last client is gone, a key is free again within one lease."""
+    """P6: After the last client is gone, a key is free again within one lease."""
 
     def test_a_killed_holder(self, memory: MemoryWorld, key: str) -> None:
-        """P6: nobody renews its lease, which ends."""
+        """P6: The lease of a killed holder is not renewed, and ends."""
         dead = memory.elsewhere(key, lease=100).acquire()
         memory.kill(dead)
         memory.let_pass(80)
@@ -286,7 +290,7 @@ class TestNothingLeaks:
         assert mongo_lock(key).acquire(0).release()
 
     def test_a_late_command(self, world: World, key: str) -> None:
-        """P6, F17: a command that arrives after its sender has given up takes no lock, and no place in the queue."""
+        """P6, F17: A command that arrives after its sender has given up takes no lock, and no place in the queue."""
         store, terms = world.new_session().store, Terms(lease=60, margin=1, waiter_lease=60)
         store.apply(key, Step(ask="late", remove=("late",), force=True, tombstone_ttl=60_000), 10)
         for trial in (False, True):
@@ -296,7 +300,7 @@ class TestNothingLeaks:
         assert mongo_lock(key).acquire(0).release()
 
     def test_a_session_that_ends(self, world: World, key: str, elsewhere: Elsewhere) -> None:
-        """P6: at the end of a process, all that it holds is given back at once."""
+        """P6: At the end of a process, all of its locks are released at once."""
         elsewhere(key).acquire()
         world.sessions[-1].close()
         assert mongo_lock(key).acquire(0).release()
@@ -304,12 +308,13 @@ class TestNothingLeaks:
 
 @pytest.mark.witness
 class TestForks:
-    """P1, P6: a fork, which has all that its parent has but the lock."""
+    """P1, P6: A forked child has everything of its parent except the lock."""
 
     pytestmark = FORKS
 
     def test_a_forked_child_holds_nothing(self, key: str) -> None:
-        """P1, P6, F30: it holds nothing, gives nothing back, and waits for its parent; whose lock is as it was."""
+        """P1, P6, F30: A forked child holds nothing, releases nothing, and waits for its parent. The parent's lock
+        stays as it was."""
         lock = mongo_lock(key).acquire()
 
         def child() -> None:
@@ -328,10 +333,11 @@ class TestForks:
 
 
 class TestLosses:
-    """P7: a holder that has lost its lock learns of it."""
+    """P7: A holder that has lost its lock learns of it."""
 
     def test_a_loss_that_a_renewal_finds(self, world: World, key: str, elsewhere: Elsewhere) -> None:
-        """P7, F50: long before the lease ends: by `lost`, `held`, `ensure_held`, `on_lost`, and at the block's end."""
+        """P7, F50: The loss shows long before the lease ends, in `lost`, `held`, `ensure_held`, `on_lost`, and at the
+        block's end."""
         heard: list[MongoLock] = []
         lock = mongo_lock(key, lease=60, on_lost=heard.append).acquire()
         world.take_away(lock)
@@ -347,15 +353,15 @@ class TestLosses:
         assert elsewhere(key).try_acquire()
 
     def test_a_loss_that_the_release_finds(self, world: World, key: str, face: Face) -> None:
-        """P7: between two renewals the holder cannot know; the end of the block finds out."""
+        """P7: Between two renewals the holder cannot know of the loss. The end of the block finds it."""
         lock = mongo_lock(key, lease=600)
         with pytest.raises(LockLost), face.block(lock):  # noqa: PT012
             token = lock.fencing_token
             world.take_away(lock)
-        assert lock.fencing_token == token  # what was lost is known still
+        assert lock.fencing_token == token  # the facts of a lost lock stay known
 
     def test_a_loss_that_an_extension_finds(self, world: World, key: str, face: Face) -> None:
-        """P7: what is gone cannot be extended: an error, and the loss is reported at once."""
+        """P7: A lost lock cannot be extended. The error and the report of the loss come at once."""
         heard: list[MongoLock] = []
         lock = face.acquire(mongo_lock(key, lease=600, on_lost=heard.append))
         world.take_away(lock)
@@ -365,7 +371,7 @@ class TestLosses:
         assert eventually(lambda: heard == [lock])
 
     def test_a_lease_that_ends(self, memory: MemoryWorld, key: str) -> None:
-        """P7: without a renewal the holder knows by its own clock."""
+        """P7: Without a renewal the holder knows of the loss by its own clock."""
         heard: list[MongoLock] = []
         lock = mongo_lock(key, lease=10, auto_renew=False, on_lost=heard.append).acquire()
         memory.let_pass(10.1)
@@ -374,7 +380,7 @@ class TestLosses:
         assert not lock.release()
 
     def test_an_error_of_the_block_is_not_hidden(self, world: World, key: str, face: Face) -> None:
-        """P7: it comes out, with a note on the loss."""
+        """P7: The error of the block is raised, with a note on the loss."""
         with pytest.raises(ZeroDivisionError) as caught, face.block(mongo_lock(key, lease=600)) as lock:  # noqa: PT012
             world.take_away(lock)
             raise ZeroDivisionError
@@ -383,17 +389,18 @@ class TestLosses:
 
 @WITH_MONGO
 class TestCheap:
-    """P8: how many commands a lock costs."""
+    """P8: The number of commands of a lock."""
 
     def test_a_free_lock(self, commands: Commands, key: str) -> None:
-        """P8: one command to acquire it, one to release it."""
+        """P8: A free lock costs one command to acquire, and one to release."""
         mongo_lock(f"{key}:before").acquire().release()
         commands.sent.clear()
         mongo_lock(key, lease=600).acquire().release()
         assert commands.names() == ["findAndModify", "update"]
 
     def test_a_hand_over(self, commands: Commands, key: str, in_thread: InThread) -> None:
-        """P8: what is handed over within a process costs one command: it gives back, and takes for the next."""
+        """P8: A hand-over within a process costs one command. The command releases the lock, and acquires it for the
+        next."""
         holder, waiter = mongo_lock(key, lease=600).acquire(), mongo_lock(key, lease=600)
         in_thread(waiter.acquire)
         assert eventually(lambda: own(waiter).wanted is not None)
@@ -404,7 +411,8 @@ class TestCheap:
         waiter.release()
 
     def test_renewals_go_together(self, commands: Commands, key: str) -> None:
-        """P8, F40: those of ten locks are one update and one read, by which one is found that was taken away."""
+        """P8, F40: The renewals of ten locks are one update and one read. The read finds the lock that was taken
+        away."""
         locks = [mongo_lock(f"{key}:{number}", lease=600).acquire() for number in range(10)]
         mongo_store().collection.update_one({"_id": f"{key}:7"}, {"$set": {"holders": []}})
         session = locks[0]._current_session()
@@ -418,17 +426,17 @@ class TestCheap:
 
 
 class TestNoConsensus:
-    """P9: a holder that is paused may act after its lease; what is written under a fence is not."""
+    """P9: A paused holder may act after its lease. A fenced write of such a holder is refused."""
 
     def test_the_token_of_a_late_holder_is_smaller(self, memory: MemoryWorld, key: str) -> None:
-        """P9: so a storage that compares tokens refuses what it writes after the next one has begun."""
+        """P9: The token of a late holder is smaller. A storage that compares tokens refuses its late writes."""
         late = mongo_lock(key, lease=10, auto_renew=False).acquire()
         memory.let_pass(10)
         now = memory.elsewhere(key).acquire()
         assert late.fencing_token < now.fencing_token
 
     def test_a_late_holder_that_asks_gets_an_error(self, memory: MemoryWorld, key: str) -> None:
-        """P9: after a pause beyond its lease, `ensure_held` raises at once, without asking the server."""
+        """P9: After a pause beyond the lease, `ensure_held` raises at once, without a command."""
         late = mongo_lock(key, lease=10, auto_renew=False).acquire()
         late.ensure_held()
         memory.let_pass(10)
@@ -442,7 +450,7 @@ class TestNoConsensus:
     def test_nothing_is_committed_after_a_loss(
         self, mongo: MongoClient[dict[str, Any]], collection: Collection[dict[str, Any]], key: str, moment: int
     ) -> None:
-        """P9: a transaction of `atomic` commits only if the lock is held until then."""
+        """P9: A transaction of `atomic` commits only if the lock is held until then."""
         config = mongo_store().config
         locks = mongo[config.database][config.collection]
         collection.insert_one({"_id": "before"})

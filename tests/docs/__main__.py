@@ -24,7 +24,7 @@ SITE = ROOT / "build" / "docs"
 
 
 def build(site: Path = SITE) -> int:
-    """Build the site; return Sphinx' exit code."""
+    """Build the site, and return Sphinx' exit code."""
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--fresh-env", "--quiet"]
     command = [sys.executable, "-m", "sphinx", *strict, str(ROOT / "docs"), str(site)]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     print(f"docs: {SITE / 'index.html'}", flush=True)
     if arguments == ["--build"]:
         return 0
-    whole = ["--numprocesses", "3", "-m", "program or not program"]  # the tutorial, too, which takes its minutes
+    whole = ["--numprocesses", "3", "-m", "program or not program"]  # with the tutorial, although it takes minutes
     return pytest.main([*whole, *arguments, "tests/docs", *sorted({*ELSEWHERE.values()})])
 
 

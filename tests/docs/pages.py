@@ -1,9 +1,9 @@
-"""The examples of a page, and the comments that say what to do with them.
+"""The examples of a page, and the comments about running them.
 
-A block of Python is run with what the blocks before it have defined. Readers do not see these comments:
+A block of Python is run with the names of the blocks before it. Readers do not see these comments:
 
-    <!-- invisible-code-block: python        run as well, in this place: what an example needs, and what it has to do
-    <!-- fixtures: app, settings -->         what the blocks of the page have beside the names of `test_examples`
+    <!-- invisible-code-block: python        run as well, in this place: needs of an example, and its checks
+    <!-- fixtures: app, settings -->         fixtures for the blocks of the page, beside the names of `test_examples`
     <!-- skip: next (NAME) -->               the next block is run by the test of that name instead
     <!-- long -->                            the page takes longer than a short test may
 """
@@ -36,7 +36,7 @@ STEP: Final = re.compile(
 
 @dataclass(frozen=True)
 class Step:
-    """A block: what it is, its text, its line in the page."""
+    """A block of a page, with its kind, its text, and its line."""
 
     kind: str
     text: str
@@ -74,7 +74,7 @@ class Page:
         ]
 
     def steps(self) -> Iterator[Step]:
-        """The blocks that are run, from top to bottom."""
+        """Yield the blocks that are run, from top to bottom."""
         for found in STEP.finditer(self.text):
             if not found["skip"]:
                 part = "shown" if found["kind"] else "hidden"
@@ -82,12 +82,12 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """README.md and what is below docs/."""
+    """Return README.md and the pages below docs/."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [Page(str(path.relative_to(ROOT))) for path in found]
 
 
 def blocks(name: str, kind: str = "python") -> list[str]:
-    """The blocks of a page that readers see: *name* below docs/."""
+    """Return the blocks of the page *name* below docs/ that readers see."""
     text = (ROOT / "docs" / name).read_text()
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -1,6 +1,6 @@
 """The tables of the reference that are made from docstrings and fields: `python3 dev.py docs --write`.
 
-They stand in their pages between two comments, so that they are read on the repository's pages as well as on the site.
+Each table stands in its page between two comments. Readers see it on the repository's pages as well as on the site.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def cell(text: str) -> str:
 
 
 def items(docstring: str) -> dict[str, str]:
-    """The list of a docstring, "- name: what it is": each name with its text."""
+    """Return the items "- name: text" of a docstring, as the text of each name."""
     found = re.findall(r"(?ms)^- (\w+): (.*?)(?=^- \w+: |\n\n|\Z)", docstring)
     return {name: cell(text) for name, text in found}
 
 
 def first_sentence(thing: Any) -> str:
-    """That of its docstring."""
+    """Return the first sentence of the docstring of *thing*."""
     return re.split(r"(?<=[a-z)`])[.;:] ", cell(inspect.getdoc(thing) or ""))[0].rstrip(".")
 
 
@@ -92,7 +92,8 @@ def all_signals() -> str:
 
 
 def public_modules() -> Iterator[tuple[str, Any]]:
-    """What users import from: the modules that say so by `__all__`, below engine/ excepted. The shortest name first."""
+    """Yield the modules that users import from, in the order of their lengths. These have `__all__`, and are not below
+    engine/."""
     yield "django_mongolock", django_mongolock
     found = pkgutil.walk_packages(django_mongolock.__path__, "django_mongolock.")
     for info in sorted(found, key=lambda info: (info.name.count("."), info.name)):

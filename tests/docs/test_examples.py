@@ -1,4 +1,4 @@
-"""The examples of every page are run, in the order in which they are read, and do what the page says."""
+"""The examples of every page are run, in the order of reading, and do as the page says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 
 __all__ = ["forget"]
 RUN = [page for page in pages() if "```py" in page.text and page.name not in ELSEWHERE]
-#: What the examples and their checks may use: what a settings file has, and the words of the tests.
+#: The names that examples and their checks may use, from a settings file and from the tests.
 NAMES = {
     "document": document,
     "eventually": eventually,
@@ -43,7 +43,8 @@ NAMES = {
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    """The Celery application that shared tasks belong to, with a broker in memory; afterwards they are the shop's."""
+    """Return the Celery application of shared tasks, with a broker in memory. Afterwards the tasks belong to the shop
+    again."""
     app = Celery("docs", broker="memory://", backend="cache+memory://")
     app.set_current()
     app.set_default()
@@ -54,7 +55,7 @@ def app() -> Iterator[Celery]:
 
 @pytest.fixture
 def output(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """Return what has been printed since the last call."""
+    """Return a function that returns the output since its last call."""
     return lambda: capsys.readouterr().out
 
 
@@ -80,7 +81,7 @@ def locks_alias() -> Iterator[None]:
 
 @pytest.fixture
 def tables() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Make the tables of the models that a page has defined by now; they are dropped at the end."""
+    """Make the tables of the models that a page has defined by now, and drop them at the end."""
     made: list[tuple[Any, type[models.Model]]] = []
 
     def make(names: dict[str, Any]) -> None:
@@ -118,7 +119,7 @@ class DocsRouter:
 def test_a_page(
     page: Page, tables: Callable[[dict[str, Any]], None], settings: Settings, request: pytest.FixtureRequest
 ) -> None:
-    """F215: All of its blocks, one after the other. Models belong to the app "shop", and get their tables."""
+    """F215: All blocks of the page run one after the other. Models belong to the app "shop", and get their tables."""
     settings.DATABASE_ROUTERS = [f"{__name__}.DocsRouter", *settings.DATABASE_ROUTERS]
     names = {**NAMES, "DATABASES": {"default": {}}, "INSTALLED_APPS": []}
     names |= {name: request.getfixturevalue(name) for name in page.fixtures}
@@ -134,7 +135,7 @@ def test_a_page(
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_no_block_is_overlooked(page: Page) -> None:
-    """Each block of Python is one that is found, and a module that runs a page in another way reads it."""
+    """Each block of Python is found. A page that another module runs is read by that module."""
     shown = sum(bool(re.match("py", kind)) for kind in re.findall(r"```(\w*)\n", page.text))
     skipped = re.findall(r"^<!-- skip: next \((\S+)\) -->\n```py", page.text, re.MULTILINE)
     assert shown == sum(step.kind != "hidden" for step in page.steps()) + len(skipped)
@@ -152,6 +153,6 @@ def commands(page: Page) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("page", [page for page in pages() if any(commands(page))], ids=lambda page: page.name)
 def test_commands(page: Page) -> None:
-    """Every command that a page shows has these arguments."""
+    """Every command on a page has its arguments."""
     for name, arguments in commands(page):
         load_command_class("django_mongolock", name).create_parser("manage.py", name).parse_args(arguments)

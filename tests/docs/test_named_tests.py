@@ -1,4 +1,4 @@
-"""The pages that name tests: each exists, and is about what the page says of it."""
+"""Pages that name tests. Each test exists, and its docstring fits the page."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ def tree(path: str) -> ast.Module:
 
 @cache
 def docstrings(path: str) -> dict[str, str]:
-    """What the tests of a file promise, by their names; their class and their file promise for them as well."""
+    """Return the docstrings of the tests of a file, by name. Docstrings of their class and their file count as well."""
     found: dict[str, str] = {}
 
     def walk(node: ast.Module | ast.ClassDef, name: str, promised: str) -> None:
@@ -42,7 +42,7 @@ def docstrings(path: str) -> dict[str, str]:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of every row of the tables in a page, without their heads."""
+    """Return the cells of every row of the tables in a page, without their heads."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     heads = {number + shift for number, line in enumerate(lines) if set(line) <= set("|-") for shift in (-1, 0)}
     return [
@@ -53,7 +53,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def complaints(text: str) -> list[str]:
-    """What is wrong with a page that names tests."""
+    """Return the faults of a page that names tests."""
     wrong = []
     for cells in rows(text):
         named = NAME.findall(cells[-1])
@@ -70,7 +70,7 @@ def complaints(text: str) -> list[str]:
 
 
 def tables_of_tests(page: Path) -> str:
-    """The text of a page, from the first table that has a column of tests."""
+    """Return the text of a page, from the first table that has a column of tests."""
     text = page.read_text()
     return text if page != ORIGINS else text[text.index("\n## ") :]
 
@@ -78,12 +78,12 @@ def tables_of_tests(page: Path) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("page", [FAILURES, PROMISES, THREATS, ORIGINS], ids=lambda page: page.name)
 def test_every_row_names_its_tests(page: Path) -> None:
-    """A line that nobody tests, a test that was renamed, a test that is about something else."""
+    """Every row names an existing test about the row."""
     assert complaints(tables_of_tests(page)) == []
 
 
 def test_every_origin_has_its_table() -> None:
-    """Each of the five systems has a table of what it had, and a line that leads there."""
+    """Each of the five systems has a table of its features, and a line that leads there."""
     text = ORIGINS.read_text()
     sections = text.split("\n## ")[1:]
     assert len(sections) == len(rows(text.split("\n## ")[0])) == 5
@@ -91,7 +91,7 @@ def test_every_origin_has_its_table() -> None:
 
 
 def test_no_failure_is_left_out() -> None:
-    """F1 to F69, F71 to F80, F86, F89, F91 to F93 and F95 to F106, and what was found since: each once, in order."""
+    """F1 to F69, F71 to F80, F86, F89, F91 to F93 and F95 to F106, and later ones, are there once each, in order."""
     numbers = [int(cells[0].removeprefix("F")) for cells in rows(FAILURES.read_text())]
     assert numbers == sorted(set(numbers))
     assert {*range(1, 70), *range(71, 81), 86, 89, *range(91, 94), *range(95, 107)} <= set(numbers)
@@ -103,14 +103,14 @@ def test_no_promise_is_left_out() -> None:
 
 
 def test_each_promise_has_three_short_tests() -> None:
-    """So a defect that breaks a promise is found by those tests that run on every change."""
+    """The tests that run on every change find a defect that breaks a promise."""
     for cells in rows(PROMISES.read_text()):
         short = [each for each in NAME.findall(cells[-1]) if is_short(*each)]
         assert len(short) >= 3, cells[0]
 
 
 def test_the_witnesses_of_real_parts_run() -> None:
-    """An election, a kill, a worker, a browser, a fork: each is in the short tier."""
+    """An election, a kill, a worker, a browser and a fork are in the short tier."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     witnesses = NAME.findall(text[text.index("The witnesses") : text.index("Those of the promises")])
     assert len(witnesses) == 5
@@ -119,7 +119,7 @@ def test_the_witnesses_of_real_parts_run() -> None:
 
 @cache
 def is_short(path: str, name: str) -> bool:
-    """Whether a test runs in the short tier, by the marks of its file, its class and itself."""
+    """Return whether a test runs in the short tier, by the marks of its file, its class and itself."""
     nodes: list[ast.AST] = [tree(path)]
     for part in name.split("::"):
         nodes.append(next(each for each in ast.iter_child_nodes(nodes[-1]) if getattr(each, "name", "") == part))
@@ -128,12 +128,12 @@ def is_short(path: str, name: str) -> bool:
 
 
 def marks_of(node: ast.AST) -> list[ast.AST]:
-    """The marks of a test or a class; those of a file or a class that stand in `pytestmark`."""
+    """Return the marks of a test or a class, or those in the `pytestmark` of a file or a class."""
     inside = [each.value for each in getattr(node, "body", ()) if ast.unparse(each).startswith("pytestmark")]
     return [*getattr(node, "decorator_list", ()), *inside]
 
 
-#: The lists of surfaces over which a test runs, by what the table of threats calls them.
+#: The lists of surfaces over which a test runs, by their names in the table of threats.
 PLACES = {
     "pages": ("PAGES", "addresses"),
     "commands": ("COMMANDS",),
@@ -152,7 +152,7 @@ def names_in(path: str, name: str) -> set[str]:
 
 
 def without_a_list(text: str) -> list[str]:
-    """The rows that name places over whose list none of their tests runs."""
+    """Return the rows that name places, without a test that runs over the list of the places."""
     wrong = []
     for attack, _, where, tests in rows(text):
         used = set().union(*(names_in(path, name) for path, name in NAME.findall(tests)))
@@ -162,8 +162,8 @@ def without_a_list(text: str) -> list[str]:
 
 
 def test_threats_are_tried_at_every_place() -> None:
-    """Where the table of threats says pages or commands, all of them are meant: a test of the row runs over the list,
-    which `tests/security/test_surfaces.py::test_no_surface_is_missing` keeps complete."""
+    """Pages or commands in the table of threats are always all of them. A test of the row runs over the list that
+    `tests/security/test_surfaces.py::test_no_surface_is_missing` keeps complete."""
     text = THREATS.read_text()
     assert without_a_list(text) == []
     assert {place for row in rows(text) for place in row[2].split(", ")} == {*PLACES, ""}
@@ -172,7 +172,7 @@ def test_threats_are_tried_at_every_place() -> None:
 
 
 def test_drift_is_found() -> None:
-    """The judgement can fail: in each of the ways that it is for."""
+    """The judgement can fail in each of its ways."""
     head = "| | a | b |\n|---|---|---|\n"
     good = "`tests/engine/test_failover.py::test_half_a_second_each_way`"
     assert complaints(f"{head}| F19 | slow | {good} |") == []

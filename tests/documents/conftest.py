@@ -1,4 +1,4 @@
-"""Documents to lock: of a model and of a collection, under their usual names and under others."""
+"""Documents to lock, of a model and of a collection, under their usual names and under others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Ground:
         self.names = {**self.names, "token": f"{self.names['holder']}Token"}
 
     def add(self, version: Any = 1, **values: Any) -> Any:
-        """Add a document, with these values in the fields of the lock, and others; return its id."""
+        """Add a document with these values in the fields of the lock, and with other fields. Return its id."""
         document: Document = {self.lock.rules.fields.key: next(self.ids), "price": 5}
         for role, value in {"version": version, **values}.items():
             set_path(document, self.names.get(role, role), value)
@@ -68,7 +68,7 @@ class Ground:
         return found
 
     def read(self, id_: Any, *roles: str) -> Any:
-        """The values of some fields: of those of the lock by their roles."""
+        """Return the values of some fields. Fields of the lock are named by their roles."""
         found = self.raw(id_)
         values = tuple(get_path(found, self.names.get(role, role)) for role in roles)
         return values if len(values) > 1 else values[0]
@@ -76,7 +76,7 @@ class Ground:
 
 @pytest.fixture
 def forget() -> Iterator[None]:
-    """Take back what the test declares."""
+    """Remove the declarations of the test afterwards."""
     before = declared()
     yield
     for lock in declared():
@@ -88,7 +88,7 @@ def forget() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leave_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test leaves to the background is not tried again after it: the next test may count or strike commands."""
+    """Stop background retries at the end of a test. Otherwise the next test might count or strike their commands."""
     over, repeat = threading.Event(), Background.repeat
 
     def repeat_own(background: Background, call: Callable[[], object], pauses: Sequence[float], *within: float) -> None:
@@ -106,7 +106,7 @@ def new_ids(make: Callable[[], Any]) -> Iterator[Any]:
 
 @pytest.fixture
 def appname() -> str:
-    """The name that the client of a collection gives to the server: a failpoint can be aimed at it."""
+    """Return the client's name at the server. A failpoint can be aimed at that name."""
     return f"test-{uuid.uuid4().hex}"
 
 
@@ -114,7 +114,7 @@ def appname() -> str:
 def make(
     db: None, forget: None, mongo: MongoClient[Document], collection: Collection[Document], appname: str
 ) -> Iterator[Callable[..., Ground]]:
-    """Makes a ground: of a model, of a "collection", or of one with "other names"."""
+    """Return a function that makes a ground of a model, of a "collection", or of one with "other names"."""
     client: MongoClient[Document] = MongoClient(os.environ["MONGODB_URI"], appname=appname, heartbeatFrequencyMS=500)
 
     def make(kind: Any = "collection", ids: Callable[[], Any] | None = None, **options: Any) -> Ground:
@@ -154,7 +154,8 @@ def adverts(make: Callable[..., Ground]) -> Ground:
 
 @pytest.fixture
 def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[..., None]]:
-    """Makes the server fail commands of the collection's client: failpoint("find", times=1, errorCode=91)."""
+    """Return a function that makes the server fail commands of the collection's client, such as failpoint("find",
+    times=1, errorCode=91)."""
 
     def set_failpoint(*names: str, times: int | None = None, **data: Any) -> None:
         mode: Any = "alwaysOn" if times is None else {"times": times}
@@ -167,9 +168,12 @@ def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[.
 
 @pytest.fixture
 def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Raises in place of the answers to the commands of these numbers, or of these and all later ones: they are carried
-    out, unless they are *lost*. before: called with the number of each command. Returns what was sent. What an earlier
-    test has left to the background does not count."""
+    """Return a function that raises errors in place of the answers to the commands of some numbers, or to all later
+    ones as well.
+
+    The commands are carried out unless they are *lost*. *before* is called with the number of each command. The
+    function returns the list of sent commands. Background commands of earlier tests do not count.
+    """
     mine, make = list[Courier](), Courier.__init__
 
     def made(courier: Courier, *arguments: Any, **options: Any) -> None:

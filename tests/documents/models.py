@@ -45,19 +45,19 @@ class Advert(Locked):
 
 
 class LongAdvert(Locked):
-    """Its `_id` is a number of 64 bits, as in the ad system."""
+    """An advert with an `_id` of 64 bits, as in the ad system."""
 
     number = models.BigIntegerField(primary_key=True, db_column="_id")
 
 
 class CodedAdvert(Locked):
-    """Its primary key is another column than `_id`."""
+    """An advert with a primary key in another column than `_id`."""
 
     code = models.CharField(max_length=10, primary_key=True)
 
 
 class Settings(EmbeddedModel):  # type: ignore[misc]
-    """What an advert embeds."""
+    """The embedded settings of an advert."""
 
     opted_in = models.BooleanField(default=True, db_column="in")
 
@@ -67,7 +67,7 @@ class Settings(EmbeddedModel):  # type: ignore[misc]
 
 
 class EmbeddingAdvert(Locked):
-    """It embeds a model, and several; and has a relation."""
+    """An advert with embedded models, and with a relation."""
 
     id = ObjectIdAutoField(primary_key=True)
     other = models.ForeignKey("self", on_delete=models.CASCADE, null=True)

@@ -1,4 +1,4 @@
-"""Which acquisitions are granted, which are refused, and what the refusals say."""
+"""The acquisitions that are granted, those that are refused, and the texts of the refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.programs import python
 
 pytestmark = WITH_MONGO
-#: What makes the name of a process that has ended.
+#: A program that prints its process's name. The process then ends.
 NAME = "from django_mongolock.engine.protocol.processes import this_process; print(this_process())"
 
 
@@ -57,7 +57,8 @@ class TestGranted:
         ids=str,
     )
     def test_granted(self, ground: Ground, before: dict[str, Any]) -> None:
-        """F136: it has no holder, or its holder's work has ended or is stale, whoever asks and whatever its state."""
+        """F136: A document is granted if it has no holder, or if the work of its holder has ended or is stale, whatever
+        the owner and the state."""
         id_ = ground.add(7, **before)
         started = datetime.now(UTC).replace(tzinfo=None)
         held = ground.lock.acquire((id_, 7), "exporting", owner="me")
@@ -69,7 +70,8 @@ class TestGranted:
         assert ground.raw(id_)["price"] == 5
 
     def test_changes_come_with_the_grant(self, ground: Ground) -> None:
-        """They are written by the same update, as they are: text that names a field is text; so is an owner."""
+        """The changes are written by the same update, unchanged. Text that looks like a field stays text, also in an
+        owner."""
         id_ = ground.add(1)
         changes = {"price": 9, "title": "$price", "body": "$$NOW"}
         held = ground.lock.acquire((id_, 1), "exporting", changes=changes, owner="$price")
@@ -81,7 +83,8 @@ class TestGranted:
 
     @pytest.mark.parametrize("missing", [{}, {"documentVersion": None}], ids=str)
     def test_no_version(self, plain: Ground, missing: Document) -> None:
-        """A document that never had a version has version 0, and 1 after the first grant; it is granted once."""
+        """A document that never had a version has version 0, and 1 after the first grant. The document is granted
+        once."""
         plain.collection.insert_one({"_id": "old", **missing})
         read = plain.raw("old")
         held = plain.lock.acquire(read, "exporting", final="exported")
@@ -93,7 +96,8 @@ class TestGranted:
 
     @pytest.mark.parametrize("version", [0, -3, Int64(7), 2**31 - 1, 2**40])
     def test_any_whole_number_is_a_version(self, plain: Ground, version: int) -> None:
-        """It stays one, also past 32 bits, and a long one stays long: its type is part of the schema of others."""
+        """A whole number stays one, also past 32 bits, and a long one stays long. The type is part of other programs'
+        schema."""
         held = plain.lock.acquire((plain.add(version), version), "exporting", changes={"documentVersions": 2})
         assert held.version == version + 1 == plain.raw(held.id)["documentVersion"]
         held.update(price=1)
@@ -116,7 +120,7 @@ class TestRefused:
         return caught.value
 
     def test_no_such_document(self, ground: Ground) -> None:
-        """It was deleted, or never was."""
+        """The document was deleted, or never existed."""
         id_ = ground.add(1)
         ground.collection.delete_one({"_id": id_})
         error = self.refused(ground, id_, 1)
@@ -125,14 +129,15 @@ class TestRefused:
 
     @pytest.mark.parametrize("given", [6, 8])
     def test_stale_version(self, ground: Ground, given: int) -> None:
-        """The error says which version was given, and which was found."""
+        """The error has the given version and the stored one."""
         error = self.refused(ground, ground.add(7), given)
         assert isinstance(error, DocumentChanged)
         assert (error.given, error.found) == (given, 7)
 
     @pytest.mark.parametrize("state", ["exporting", "withdrawing", "never heard of", None])
     def test_held(self, ground: Ground, state: str | None) -> None:
-        """F136: the error says which flow has it, since when, and when it would be stale; in whatever state."""
+        """F136: The error names the flow that holds the document, the start, and the time of staleness, in any
+        state."""
         since = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=20)
         error = self.refused(ground, ground.add(7, holder="other", state=state, time=since), 7)
         assert isinstance(error, DocumentHeld)
@@ -146,7 +151,8 @@ class TestRefused:
         ("ago", "least", "most"), [(0, 0.5, 5), (20, 20, 30), (40, 5, 20), (-3_600, 0.5, 0.5), (None, 0.5, 0.5)]
     )
     def test_when_to_try_again(self, ground: Ground, ago: int | None, least: float, most: float) -> None:
-        """After as long again as it has been held; and soon once it is stale, whichever clock wrote the time (F62)."""
+        """The time is as long again as the hold so far, and short once the document is stale, whichever clock wrote the
+        time (F62)."""
         id_ = ground.add(1, holder="other", state="exporting")
         if ago is not None:
             ground.age(id_, ago)
@@ -166,7 +172,7 @@ class TestRefused:
         ids=str,
     )
     def test_damaged(self, plain: Ground, role: str, value: Any) -> None:
-        """What cannot be read is not taken for free: fails closed, and names the field."""
+        """An unreadable document does not count as free. The error names the field."""
         id_ = plain.add(7, state="exported")
         plain.change(id_, **{role: value})
         error = self.refused(plain, id_, 7)
@@ -174,7 +180,7 @@ class TestRefused:
         assert plain.names[role] in str(error)
 
     def test_an_array_as_a_parent(self, make: Callable[..., Ground]) -> None:
-        """F138: the lock's fields are inside of an array: damage, at once, also with wait=."""
+        """F138: A lock with fields inside of an array is damaged. The error comes at once, also with wait=."""
         ground = make("other names")
         id_ = ground.add(7)
         ground.change(id_, lock=[])
@@ -183,7 +189,7 @@ class TestRefused:
             ground.lock.acquire((id_, 7), "exporting", wait=None)
 
     def test_freed_in_the_moment_of_looking(self, plain: Ground, strike: Any) -> None:
-        """Whoever is refused, and finds the document free then, asks again."""
+        """A caller that is refused, and then finds the document free, asks again."""
         id_ = plain.add(7, holder="other", state="exporting")
         strike(plain, before=lambda number: plain.change(id_, holder=None) if number == 2 else None)
         assert plain.lock.acquire((id_, 7), "exporting").version == 8
@@ -203,7 +209,7 @@ class TestRefused:
         ids=lambda error: type(error).__name__,
     )
     def test_errors_survive_pickling(self, error: LockError) -> None:
-        """Celery ships them between processes."""
+        """Celery pickles the errors to pass them between processes."""
         copy = pickle.loads(pickle.dumps(error))  # noqa: S301
         assert vars(copy) == vars(error)
         assert str(copy) == str(error)
@@ -211,7 +217,7 @@ class TestRefused:
 
 
 class TestOwners:
-    """F70: the same owner resumes what a dead run holds, and what is stale; never what a living run holds."""
+    """F70: The same owner resumes the documents of a dead run, and stale ones, but never those of a living run."""
 
     @pytest.mark.parametrize(
         ("owner", "process", "age", "granted"),
@@ -229,7 +235,7 @@ class TestOwners:
     def test_resuming(  # noqa: PLR0917
         self, ground: Ground, dead: str, owner: str, process: str, age: float, granted: bool, many: bool
     ) -> None:
-        """By the process that the token names, and by the time."""
+        """The process named by the token and the time decide about resuming."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="me")
         if process != "alive":
             ground.change(held.id, token=f"1.ab:2 {dead if process == 'dead' else 'of another machine'}")
@@ -252,10 +258,10 @@ class TestOwners:
 
 
 class TestWaiting:
-    """wait=: again and again, and with the document as it is then."""
+    """wait= retries again and again, with the current document."""
 
     def test_freed(self, ground: Ground, strike: Any) -> None:
-        """It is read again, and the work is chosen for what it is then."""
+        """The document is read again, and the work is chosen for its new state."""
         id_ = ground.add(1, holder="other", state="exporting", opted_in=True)
         more = {"opted_in": False, "version": 5}
         strike(ground, before=lambda number: ground.change(id_, holder=None, **more) if number == 4 else None)
@@ -269,7 +275,8 @@ class TestWaiting:
         assert (held.pending, held.version) == ("withdrawing", 6)
 
     def test_bounded(self, plain: Ground) -> None:
-        """Then it is refused with what there is; a document that is deleted meanwhile, at once."""
+        """After the wait, the document is refused with the facts found. A document that is deleted meanwhile is refused
+        at once."""
         id_ = plain.add(1, holder="other", state="exporting")
         started = time.monotonic()
         with pytest.raises(DocumentHeld):
@@ -279,13 +286,13 @@ class TestWaiting:
             plain.lock.acquire(("none", 1), "exporting", wait=5)
 
     def test_outdated(self, plain: Ground) -> None:
-        """Without waiting, another version is a refusal; with it, a reason to read again."""
+        """Without waiting, another version is a refusal. With it, the document is read again."""
         id_ = plain.add(5)
         assert plain.lock.acquire((id_, 4), "exporting", wait=timedelta(seconds=1)).version == 6
 
 
 class TestWrongCalls:
-    """What cannot be meant is reported before anything is sent."""
+    """A call that cannot be meant is reported before any command."""
 
     @pytest.mark.parametrize(
         ("document", "options", "problem"),
@@ -313,12 +320,12 @@ class TestWrongCalls:
         ],
     )
     def test_arguments(self, plain: Ground, document: Any, options: Any, problem: str) -> None:
-        """An error that names the cure."""
+        """A wrong argument is an error that names the cure."""
         with pytest.raises((TypeError, ValueError, DocumentDamaged), match=problem):
             plain.lock.hold(document, **{"pending": "exporting", **options})
 
     def test_used_twice(self, plain: Ground) -> None:
-        """Each acquisition is a hold of its own."""
+        """Each use of the block is a new hold."""
         hold = plain.lock.hold((plain.add(1), 1), "exporting", final="exported")
         with hold:
             pass

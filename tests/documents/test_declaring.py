@@ -1,4 +1,4 @@
-"""How a document lock is declared, and how it is found by its name."""
+"""Declarations of document locks, and the search for them by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RIGHT: dict[str, Any] = {"state": "exportStatus", "pending": PENDING, "final": F
     ],
 )
 def test_wrong(collection: Collection[Document], wrong: dict[str, Any], problem: str) -> None:
-    """Told where it is declared, with the rule."""
+    """A wrong declaration is reported at once, with the rule."""
     with pytest.raises((TypeError, ValueError), match=problem):
         DocumentLock[Document](collection, **{**RIGHT, **wrong})
     assert list(declared()) == [ad_exports]
@@ -69,13 +69,13 @@ def test_wrong(collection: Collection[Document], wrong: dict[str, Any], problem:
     ],
 )
 def test_wrong_model(wrong: dict[str, Any], problem: str) -> None:
-    """A typing error in a field or a state does not wait for the night; nor fields that cannot do (F135)."""
+    """A typing error in a field or a state is found at once. Unsuitable fields are found, too (F135)."""
     with pytest.raises((TypeError, ValueError), match=problem):
         DocumentLock(Ad, **{**RIGHT, "name": "test", **wrong})
 
 
 def test_wrong_places(mongo_uri: str) -> None:
-    """What is no place for documents."""
+    """Places that cannot hold documents."""
 
     class Abstract(models.Model):
         class Meta:
@@ -98,7 +98,7 @@ def test_wrong_places(mongo_uri: str) -> None:
 
 
 def test_a_model_in_sql() -> None:
-    """Told by a check and when it is first used: where a model is depends on a router."""
+    """A model in SQL is found by a check and at the first use, because its place depends on a router."""
     from django.core.exceptions import ImproperlyConfigured
 
     assert check_document_places(app_configs=None) == []
@@ -112,7 +112,7 @@ def test_a_model_in_sql() -> None:
 
 
 def test_names(collection: Collection[Document]) -> None:
-    """By place and state, unless it is given; a name means one lock."""
+    """The default name is made of place and state. A name means one lock."""
     lock = DocumentLock[Document](collection, **RIGHT)
     assert lock.name == f"{collection.full_name}.exportStatus"
     again = DocumentLock[Document](collection, **RIGHT)  # its module was loaded again
@@ -129,7 +129,7 @@ def test_names(collection: Collection[Document]) -> None:
 
 
 def test_a_function(collection: Collection[Document]) -> None:
-    """Called for each use, so that a forked process may have a client of its own."""
+    """The function is called for each use, so that a forked process may have a client of its own."""
     calls: list[int] = []
 
     def ads() -> Collection[Document]:
@@ -166,7 +166,7 @@ def test_another_backend(make: Callable[..., Ground], settings: Settings) -> Non
 
 
 def test_the_apps_that_are_missing(settings: Settings) -> None:
-    """E026: a document lock, a VersionField and an EditLockMixin each name their app."""
+    """E026: A document lock, a VersionField and an EditLockMixin each name their missing app."""
     from django.contrib import admin
 
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("django_mongolock.")]

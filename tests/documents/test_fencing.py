@@ -1,4 +1,4 @@
-"""Writes to documents with the fencing token of a named lock: an older one is refused by the document itself."""
+"""Writes to documents with the fencing token of a named lock. The document itself refuses an older token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(do: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("field", ["fencing_token", "lock.token"])
 def test_older_is_refused(collection: Collection[Document], write: Callable[..., Any], field: str) -> None:
-    """The first token is taken, the same one writes again, a later one too; an older one changes nothing."""
+    """The first token is taken, and the same one and a later one write again. An older one changes nothing."""
     collection.insert_one({"_id": 1, "price": 1})
     for token, price in ((5, 2), (5, 3), (8, 4)):
         assert write(collection, token, {"price": price, "title": "$price"}, filter={"_id": 1}, field=field) == 1
@@ -45,7 +45,7 @@ def test_older_is_refused(collection: Collection[Document], write: Callable[...,
 
 
 def test_model(write: Callable[..., Any]) -> None:
-    """The filter has values of fields; the model needs no field for the token, and saving it leaves the token alone."""
+    """The filter has values of fields. The model needs no field for the token, and saving it leaves the token alone."""
     ad = Ad.objects.create(user_id="7", title="x", price=1)
     assert write(Ad, 5, {"price": "2", "opted_in": False}, filter={"pk": ad.pk, "user_id": 7}) == 1
     after = Ad.objects.get()
@@ -62,7 +62,7 @@ def test_model(write: Callable[..., Any]) -> None:
 
 
 def test_several_documents(collection: Collection[Document], write: Callable[..., Any]) -> None:
-    """Of several documents, those with an older token are written; the others make it an error."""
+    """Documents with an older token are written. Other documents make the update an error."""
     collection.insert_many([{"_id": 1, "fencing_token": 7}, {"_id": 2, "fencing_token": None}, {"_id": 3, "other": 1}])
     with pytest.raises(StaleToken):
         write(collection, 5, filter={"other": {"$exists": False}}, price=9)
@@ -100,14 +100,15 @@ def test_a_filter_inside_of_a_field(make: Callable[..., Ground]) -> None:
     ],
 )
 def test_wrong_calls(collection: Collection[Document], token: Any, changes: Any, which: Any, problem: str) -> None:
-    """Told before anything is sent."""
+    """A wrong call is an error before any command."""
     with pytest.raises((TypeError, ValueError), match=problem):
         fenced_update(collection, token, changes, filter=which)
 
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_two_writes_at_once(plain: Ground, strike: Callable[..., Any], place: int) -> None:
-    """Another thread writes with the same token before this write, or before its look at newer ones: both are done."""
+    """Another thread writes with the same token before this write, or before its look at newer ones. Both writes are
+    done."""
     id_, ads = plain.add(1), plain.collection
     strike(plain, before=lambda number: number == place and fenced_update(ads, 5, {"title": "x"}, filter={"_id": id_}))
     assert fenced_update(ads, 5, {"price": 2}, filter={"_id": id_}) == 1
@@ -115,7 +116,7 @@ def test_two_writes_at_once(plain: Ground, strike: Callable[..., Any], place: in
 
 
 def test_a_late_copy(plain: Ground, strike: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F87: a copy of an earlier write of the same holder, that the network held up, does not revert the newer one."""
+    """F87: A late copy of an earlier write of the same holder does not revert the newer one."""
     id_, ads, sent = plain.add(1), plain.collection, strike(plain)
     for price in (2, 3):
         assert fenced_update(ads, 5, {"price": price}, filter={"_id": id_}) == 1
@@ -125,7 +126,7 @@ def test_a_late_copy(plain: Ground, strike: Callable[..., Any], monkeypatch: pyt
 
 
 def test_a_lost_answer(plain: Ground, strike: Callable[..., Any]) -> None:
-    """What was written counts, also where the filter does not find it any more."""
+    """A written document counts, even if the filter does not find it any more."""
     plain.add(1, price=1)
     strike(plain, 1)
     assert fenced_update(plain.collection, 5, {"price": 2}, filter={"price": 1}) == 1

@@ -1,4 +1,4 @@
-"""What a flow may do with a document that it holds, blocking and awaited; how a block ends; and batches."""
+"""The methods of a held document, blocking and awaited, the ends of a block, and batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
-#: Each write, and what it is called with.
+#: The writes, each with its arguments.
 WRITES: dict[str, tuple[Any, ...]] = {"finish": ("withdrawn",), "renew": (), "update": ({"price": 9},)}
 
 
@@ -46,7 +46,7 @@ def held(ground: Ground) -> Any:
 
 
 def test_awaited(ground: Ground) -> None:
-    """Each method has a twin that is awaited, and `async with` does what `with` does."""
+    """Each method has an awaited twin, and `async with` does the same as `with`."""
     lock, awaiting = ground.lock, ASYNC.call
     (taken,) = awaiting(lock, "acquire_many", [(ground.add(1), 1)], "exporting")
     (seen,) = awaiting(lock, "snapshots")
@@ -65,7 +65,7 @@ def test_awaited(ground: Ground) -> None:
 
 
 class TestMethods:
-    """finish, fail, update, renew: each raises the version, and each is refused to who has lost the document."""
+    """finish, fail, update and renew raise the version. Each is refused to a flow that has lost the document."""
 
     @pytest.mark.parametrize(
         ("name", "arguments", "state", "price"),
@@ -78,7 +78,7 @@ class TestMethods:
     def test_ends(  # noqa: PLR0917
         self, ground: Ground, held: Any, name: str, arguments: tuple[Any, ...], state: str, price: int
     ) -> None:
-        """The state that is meant, no holder, a new version; and nothing more can be done."""
+        """The document has the intended state, no holder, and a new version. No further write is possible."""
         getattr(held, name)(*arguments)
         found = ground.read(held.id, "state", "holder", "time", "version", "price")
         assert found == (state, None, None, 3, price)
@@ -89,7 +89,7 @@ class TestMethods:
                 getattr(held, other)()
 
     def test_update(self, ground: Ground, held: Any) -> None:
-        """Written, and read again; the lock goes on."""
+        """An update is written and read again, and the lock goes on."""
         after = held.update({"price": 7}, title="x")
         assert (after["price"] if isinstance(after, dict) else after.price) == 7
         assert ground.read(held.id, "price", "title", "version", "holder") == (7, "x", 3, "me")
@@ -98,7 +98,7 @@ class TestMethods:
         held.finish("withdrawn")
 
     def test_renew(self, ground: Ground, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The time begins anew."""
+        """The time of the lock begins again."""
         ground.age(held.id, 50)
         before, now = ground.read(held.id, "time"), clock.now()
         monkeypatch.setattr(clock, "now", lambda: now + 61)
@@ -108,8 +108,8 @@ class TestMethods:
         assert held.remaining > 50
 
     def test_several_writers(self, ground: Ground, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Tasks of the flow write at the same time, such as one that renews: one after the other. A failure waits for
-        none of them."""
+        """Concurrent writes of tasks in a flow, including a renewal, run one after the other. A failure waits for none
+        of them."""
 
         async def write() -> None:
             await asyncio.gather(*(held.aupdate({"price": number}) for number in range(5)), held.arenew())
@@ -124,7 +124,8 @@ class TestMethods:
         assert held.fail()
 
     def test_given_up_while_a_thread_writes(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is given up knows every write that has begun, and no other one begins: it is released."""
+        """A document that is given up knows every write that has begun, and begins no other. The document is
+        released."""
         writing, failing, given_up = Own.writing, Own.failing, list[Any]()
         monkeypatch.setattr(Courier, "send_in_background", lambda _, command: given_up.append(command))
         one, two = (plain.lock.acquire((plain.add(1), 1), "exporting") for _ in range(2))
@@ -151,7 +152,7 @@ class TestMethods:
             assert plain.read(held.id, "state", "holder") == ("failed", None)
 
     def test_ended_while_a_thread_writes(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A write that comes after the flow's own end is told of that: nothing was lost."""
+        """A write after the flow's own end is told of that end, and of no loss."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting")
         write = write_one
 
@@ -167,7 +168,8 @@ class TestMethods:
 
     @pytest.mark.parametrize("name", WRITES)
     def test_version_was_raised(self, ground: Ground, held: Any, name: str) -> None:
-        """By a program that knows no lock: nothing is written, and the work can still fail."""
+        """Another program that knows no lock has raised the version. Nothing is written, and the work can still
+        fail."""
         ground.change(held.id, version=3, price=6)
         with pytest.raises(DocumentChanged) as caught:
             getattr(held, name)(*WRITES[name])
@@ -178,7 +180,7 @@ class TestMethods:
 
     @pytest.mark.parametrize("name", WRITES)
     def test_taken_away(self, ground: Ground, held: Any, name: str) -> None:
-        """Whoever lost it is told who has it now, and writes nothing."""
+        """A flow that lost its document is told the new holder, and writes nothing."""
         ground.change(held.id, holder=None, state="withdraw_failed")
         other = ground.lock.acquire((held.id, 2), "exporting", owner="other")
         before = ground.raw(held.id)
@@ -192,7 +194,7 @@ class TestMethods:
     @pytest.mark.parametrize(("role", "value"), [("holder", "other"), ("holder", None), ("token", "x"), ("version", 9)])
     @pytest.mark.parametrize("name", ["finish", "fail"])
     def test_what_a_write_goes_by(self, ground: Ground, held: Any, role: str, value: Any, name: str) -> None:
-        """Holder, token and version, each by itself; a failure by the first two."""
+        """A write checks holder, token and version, each by itself. A failure checks the first two."""
         ground.change(held.id, **{role: value})
         before = ground.raw(held.id)
         if name == "fail":
@@ -213,7 +215,8 @@ class TestMethods:
             held.finish("withdrawn")
 
     def test_refused_by_mongodb(self, plain: Ground) -> None:
-        """F82: a validator refuses a write, or the path of one leads nowhere: nothing was written, it is still held."""
+        """F82: A validator refuses a write, or its path leads nowhere. Nothing is written, and the document is still
+        held."""
         id_ = plain.add(1, price=5)
         database, name = plain.collection.database, plain.collection.name
         database.command("collMod", name, validator={"price": {"$gt": 0}}, validationLevel="strict")
@@ -246,7 +249,7 @@ class TestMethods:
     )
     @pytest.mark.parametrize("how", ["acquire", "update", "finish", "many"])
     def test_paths(self, ground: Ground, changes: Any, found: Any, how: str) -> None:
-        """F81, F138: changes mean what MongoDB's own `$set` means, also of a model."""
+        """F81, F138: Changes have the meaning of MongoDB's own `$set`, also for a model."""
         id_ = ground.add(1, tags=["x", "y"])
         made = {"changes": changes} if how in ("acquire", "many") else {}
         if how == "many":
@@ -275,7 +278,7 @@ class TestBlock:
         ],
     )
     def test_end(self, ground: Ground, body: Any, options: Any, state: str, error: Any) -> None:
-        """As the block said; failed after any error, which goes on."""
+        """The document ends as the block said. After any error, the document has failed, and the error goes on."""
         id_ = ground.add(1)
         block = ground.lock.hold((id_, 1), "exporting", **options)
         with pytest.raises(error) if error else nullcontext(), block as held:
@@ -284,7 +287,8 @@ class TestBlock:
         assert ground.read(id_, "state", "holder") == (state, None)
 
     def test_changed_or_lost_meanwhile(self, ground: Ground) -> None:
-        """Changed: failed, so that it is done again. Lost: nothing is written. Both are raised."""
+        """A changed document fails, so that the work is repeated. For a lost one nothing is written. Both errors are
+        raised."""
         id_ = ground.add(1)
         with pytest.raises(DocumentChanged), ground.lock.hold((id_, 1), "exporting", final="exported"):
             ground.change(id_, version=9, price=1)
@@ -297,14 +301,14 @@ class TestBlock:
         assert ground.read(held.id, "holder") == "other"
 
     def test_a_loss_that_another_thread_was_told(self, plain: Ground) -> None:
-        """The block says so as well: its own thread may know nothing of it."""
+        """The block reports the loss as well, because its own thread may not know of it."""
         with pytest.raises(DocumentLockLost), plain.lock.hold((plain.add(1), 1), "exporting") as held:  # noqa: PT012
             plain.change(held.id, holder="other")
             with ThreadPoolExecutor(1) as pool:
                 assert isinstance(pool.submit(held.renew).exception(), DocumentLockLost)
 
     def test_inside_a_transaction(self, plain: Ground, settings: Any) -> None:
-        """F90: released before the transaction of another database is committed: a warning, once for each place."""
+        """F90: A release before the commit of another database's transaction causes a warning, once for each place."""
         transactions._reported.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -316,7 +320,7 @@ class TestBlock:
 
     @pytest.mark.parametrize("error", [None, KeyError])
     def test_warnings_that_are_errors(self, plain: Ground, error: type[KeyError] | None) -> None:
-        """The document is released all the same, and the error of the block is what is raised."""
+        """The document is released all the same, and the error of the block is raised."""
         transactions._reported.clear()
         held = plain.lock.acquire((plain.add(1), 1), "exporting", final="exported")
         with transaction.atomic(), warnings.catch_warnings(), pytest.raises(error or RuntimeWarning):  # noqa: PT012
@@ -327,7 +331,7 @@ class TestBlock:
         assert plain.read(held.id, "state", "holder") == ("failed" if error else "exported", None)
 
     def test_forgotten(self, ground: Ground) -> None:
-        """An object that is gone, of a batch, too: a warning that says where, and it is released."""
+        """An object that is dropped, even of a batch, is released with a warning that names the place."""
         place = "test_holding.py"
         for acquire in (
             lambda id_: ground.lock.acquire((id_, 1), "exporting"),
@@ -344,14 +348,14 @@ class TestBatch:
     """Several documents, each by itself."""
 
     def test_in_the_order_asked(self, ground: Ground) -> None:
-        """F138: not in that of their ids; each once."""
+        """F138: A batch is in the order of the request, not of the ids, and has each document once."""
         ids = [ground.add(1) for _ in range(5)]
         asked = [ids[number] for number in (3, 0, 4, 0, 2)]
         with ground.lock.acquire_many([(id_, 1) for id_ in asked], "exporting", final="exported") as batch:
             assert [held.id for held in batch] == [ids[number] for number in (3, 0, 4, 2)]
 
     def test_ids_that_are_alike(self, plain: Ground) -> None:
-        """F138: 1 and True are two documents of MongoDB, and one key of a dict: refused."""
+        """F138: 1 and True are two documents of MongoDB, but one key of a dict. Both are refused."""
         for id_ in (1, True):
             plain.collection.insert_one({"_id": id_, "documentVersion": 1})
         with pytest.raises(ValueError, match="two ids"):
@@ -360,7 +364,7 @@ class TestBatch:
             assert [held.id for held in batch] == [True]
 
     def test_moments_with_a_zone(self, plain: Ground) -> None:
-        """They are ids, also where the client returns them with their zone."""
+        """Moments are valid ids, also if the client returns them with their zone."""
         place = plain.collection.with_options(CodecOptions[Document](tz_aware=True))
         lock: DocumentLock[Any] = DocumentLock(place, **OTHERS, pending=PENDING, final=FINAL, stale_after=60)
         place.insert_many([{"_id": datetime(2030, 1, day, tzinfo=UTC)} for day in (1, 2)])
@@ -369,7 +373,7 @@ class TestBatch:
             assert not [held for held in batch if held.fail()]
 
     def test_each_by_itself(self, ground: Ground) -> None:
-        """One that is refused has its error, one that fails does not fail the others, the rest is ended in the end."""
+        """A refused document has its error. A failed one does not fail the others. The rest is ended at the end."""
         ids = [ground.add(1), ground.add(2), ground.add(1, holder="other", state="exporting")]
         ids += [ground.add(1) for _ in range(3)]
         with ground.lock.acquire_many([(id_, 1) for id_ in ids], "withdrawing", final="withdrawn") as batch:
@@ -382,7 +386,7 @@ class TestBatch:
         assert states == ["withdraw_failed", None, "exporting", "withdraw_failed", "withdrawn", "withdrawn"]
 
     def test_too_late(self, plain: Ground) -> None:
-        """A document whose block does not begin fails, also if the loop goes on: no one has worked on it."""
+        """A document without a begun block fails, even if the loop goes on, because no one has worked on it."""
         late = plain.add(1)
         with plain.lock.acquire_many([(late, 1)], "exporting", final="exported") as batch:
             batch.held[0]._deadline = 0
@@ -391,7 +395,7 @@ class TestBatch:
         assert eventually(lambda: plain.read(late, "state", "holder") == ("failed", None))
 
     def test_an_error(self, plain: Ground) -> None:
-        """All that are left fail with the block."""
+        """All remaining documents fail with the block."""
         ids = [plain.add(1) for _ in range(3)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         with pytest.raises(KeyError), batch:  # noqa: PT012
@@ -400,7 +404,8 @@ class TestBatch:
         assert [plain.read(id_, "state", "holder") for id_ in ids] == [("exported", None), *[("failed", None)] * 2]
 
     def test_refused_by_mongodb(self, plain: Ground) -> None:
-        """F82: granted without those that a validator refuses; one that may not become final fails, the others end."""
+        """F82: Documents that a validator refuses are left out. A document that may not become final fails, and the
+        others end."""
         ids = [plain.add(1, price=number) for number in range(4)]
         database, name = plain.collection.database, plain.collection.name
         no = {"$nor": [{"price": 0}, {"_id": ids[1], "exportStatus": "exported"}]}

@@ -1,4 +1,4 @@
-"""Who is at which document now, in lists, commands, admin and dashboard; the sweep; and forced releases."""
+"""Held documents in lists, commands, admin and dashboard, the sweep, and forced releases."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MAY = ("view_lock", "force_release_lock")
 
 
 def stuck(ground: Ground, seconds: float = 100, **values: Any) -> Any:
-    """A document that somebody has held for so long, by the server's clock, which is ours here."""
+    """Add a document that has been held for *seconds*, by the server's clock. The tests run on the same clock."""
     time = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=seconds)
     return ground.add(**{"version": 4, "holder": "dead", "state": "exporting", "time": time, **values})
 
 
-#: What no sweep takes.
+#: Documents that no sweep takes.
 LEFT: list[dict[str, Any]] = [
     {"seconds": 30},
     {"seconds": -1_000},
@@ -63,7 +63,7 @@ def fail(*arguments: Any, **options: Any) -> None:
 
 @pytest.fixture
 def shop(db: None, mongo: MongoClient[Document]) -> Ground:
-    """The ads of the demo, which have an admin."""
+    """Return the ads of the demo, because they have an admin."""
     raw = mongo[str(connections["mongo"].settings_dict["NAME"])]["shop_ad"]
     return Ground(ad_exports, raw, USUAL, new_ids(ObjectId))
 
@@ -81,7 +81,7 @@ class TestLists:
     """Held, stale and damaged documents, by the server's clock."""
 
     def test_by_state(self, ground: Ground) -> None:
-        """They are told apart; the one held for longest comes first; ended work is in no list."""
+        """The states are told apart, and the longest hold comes first. Ended work is in no list."""
         stale, held = stuck(ground), stuck(ground, 5)
         untimed = ground.add(1, holder="old", state="exporting")
         damaged, odd = stuck(ground, holder=5), stuck(ground, 3, state="new")
@@ -95,7 +95,7 @@ class TestLists:
         assert states == ["held", "stale", "held", "held", "damaged"]
 
     def test_as_a_condition(self, ground: Ground) -> None:
-        """For a queryset of the model, with other conditions; for `find` of a collection."""
+        """The conditions work in a queryset of the model, with other conditions, and in `find` of a collection."""
         stale, held, free = stuck(ground), stuck(ground, 5), ground.add(1)
         is_held, is_stale = ground.lock.held(), ground.lock.stale()
         if ground.lock.model is None:
@@ -108,7 +108,7 @@ class TestLists:
         assert found == [[held], [stale]]
 
     def test_what_is_seen(self, ground: Ground) -> None:
-        """Holder, work, the failed state, since when, and how long until it is stale."""
+        """A snapshot has the holder, the work, the failed state, the start, and the seconds until it is stale."""
         held = ground.lock.acquire((ground.add(3), 3), "withdrawing", owner="flow 7")
         (seen,) = ground.lock.snapshots()
         assert (seen.id, seen.version, seen.holder) == (held.id, held.version, "flow 7")
@@ -122,7 +122,7 @@ class TestLists:
         assert (seen.seconds, seen.as_json()["left_seconds"]) == (0.0, 60.0)
 
     def test_which(self, ground: Ground) -> None:
-        """Of one owner, for so long, with these ids, so many; of a sweep as well."""
+        """Lists and sweeps can be limited to one owner, to a least hold, to ids, and to a number."""
         old, mine, young = stuck(ground, 500), stuck(ground, holder="me"), stuck(ground)
         see = ground.lock.snapshots
         assert ids(see("stale", owner="me")) == ids(see(ids=[mine])) == [mine]
@@ -134,7 +134,7 @@ class TestLists:
 
     @pytest.mark.parametrize("age", [-1, True, "5", float("nan")])
     def test_wrong(self, plain: Ground, age: Any) -> None:
-        """A negative age would sweep what is not stale."""
+        """A negative age would sweep fresh documents."""
         for function in (plain.lock.snapshots, plain.lock.clear_stale):
             with pytest.raises((TypeError, ValueError), match="older_than"):
                 function(older_than=age)
@@ -143,11 +143,11 @@ class TestLists:
 
 
 class TestSweep:
-    """clear_stale: pending becomes its failed state, without a holder."""
+    """clear_stale sets a pending state to its failed state, without a holder."""
 
     def test_frees(self, ground: Ground) -> None:
-        """Each pending state gets its own failed one, and a new version. What is held for less, has no holder, or has
-        ended, stays as it is."""
+        """Each pending state gets its own failed state and a new version. A shorter hold, a free document and ended
+        work stay."""
         left = [stuck(ground, **values) for values in LEFT]
         before = [ground.raw(id_) for id_ in left]
         first, second = stuck(ground), stuck(ground, 200, state="withdrawing")
@@ -160,7 +160,7 @@ class TestSweep:
         assert [ground.raw(id_) for id_ in left] == before
 
     def test_the_retry_takes_it_from_there(self, ground: Ground) -> None:
-        """What was freed is what a retry job needs; the dead one, if it lives, writes nothing."""
+        """A retry job can use the freed document. The old holder, if it lives, writes nothing."""
         dead = ground.lock.acquire((ground.add(1), 1), "exporting")
         ground.age(dead.id, 100)
         (freed,) = ground.lock.clear_stale().cleared
@@ -171,7 +171,7 @@ class TestSweep:
         assert ground.read(dead.id, "state", "version") == ("exported", 5)
 
     def test_renewed_or_finished_meanwhile(self, plain: Ground, strike: Any) -> None:
-        """The update itself looks again: what was found stale, and is not any more, stays."""
+        """The update checks again. A document that was found stale and is not any more stays."""
         renewed, finished, left = (stuck(plain) for _ in range(3))
 
         def change(number: int) -> None:
@@ -186,7 +186,7 @@ class TestSweep:
         assert plain.read(finished, "state") == "exported"
 
     def test_data_from_before(self, ground: Ground) -> None:
-        """A holder without a time is given one by the first sweep, and is stale when that is over; once."""
+        """The first sweep gives a time to a holder without one, once. The document is stale when that time is over."""
         id_ = ground.add(4, holder="old", state="exporting")
         assert ground.lock.clear_stale() == Swept(dated=1)
         assert ground.lock.clear_stale() == Swept()
@@ -200,7 +200,7 @@ class TestSweep:
         "values", [{"time": "long ago"}, {"version": "4"}, {"version": 4.5}, {"holder": 5}, {"holder": ["a"]}], ids=str
     )
     def test_damaged(self, plain: Ground, values: dict[str, Any]) -> None:
-        """It is reported, left as it is, and stops no other."""
+        """A damaged document is reported, stays as it is, and stops no other."""
         bad, good = stuck(plain), stuck(plain)
         plain.change(bad, **values)
         before = plain.raw(bad)
@@ -209,14 +209,14 @@ class TestSweep:
         assert plain.raw(bad) == before
 
     def test_an_id_that_is_no_key_of_a_dict(self, plain: Ground) -> None:
-        """What another program has stored and holds is reported, and stops no other."""
+        """A held document of another program with an odd id is reported, and stops no other."""
         good = stuck(plain)
         plain.collection.insert_one({**plain.raw(good), "_id": {"a": 1}})
         swept = plain.lock.clear_stale()
         assert (ids(swept.cleared), ids(swept.damaged)) == ([good], ["{'a': 1}"])
 
     def test_one_that_is_refused(self, plain: Ground) -> None:
-        """F83: a document that a validator refuses is named, in every run, and stops none of the others."""
+        """F83: A document that a validator refuses is named, in every run, and stops none of the others."""
         found = [stuck(plain, 100 + number, price=number) for number in range(3)]
         undated = plain.add(4, holder="old", state="exporting", price=0)
         database, name = plain.collection.database, plain.collection.name
@@ -232,7 +232,8 @@ class TestForceRelease:
     """A document is taken from its holder before it is stale."""
 
     def test_all_of_an_owner(self, ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
-        """Each gets the failed state of its work, and is logged; those of others stay; the holder is refused."""
+        """Each document gets the failed state of its work, and is logged. Documents of others stay, and the holder is
+        refused."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="dead flow")
         second, other = stuck(ground, 5, holder="dead flow", state="withdrawing"), stuck(ground, 5)
         with caplog.at_level("WARNING", "django_mongolock"):
@@ -249,7 +250,7 @@ class TestForceRelease:
             held.finish("exported")
 
     def test_only_as_shown(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A document that has another holder by now, has ended, or is damaged, stays; one that was renewed does not."""
+        """A document with another holder, or that has ended, or is damaged, stays. A renewed document is taken."""
         monkeypatch.setattr(steps, "BATCH", 2)
         changed, finished, damaged, same, renewed = (stuck(ground, 5) for _ in range(5))
         shown = ground.lock.snapshots()
@@ -263,7 +264,7 @@ class TestForceRelease:
 
 
 class TestChecks:
-    """A sweep without an index reads the whole collection; a check says so."""
+    """A check reports a sweep without an index, because it reads the whole collection."""
 
     @pytest.mark.parametrize(
         ("keys", "options", "enough"),
@@ -277,7 +278,7 @@ class TestChecks:
         ],
     )
     def test_index(self, plain: Ground, locks: Locks, keys: list[str], options: Any, enough: bool) -> None:
-        """W105: it begins with the state or the time, and has all documents."""
+        """W105: The index begins with the state or the time, and has all documents."""
         plain.collection.insert_one({})
         plain.collection.create_index([(key, 1) for key in keys], **options)
         found = check_kinds(app_configs=None, databases=["mongo"])
@@ -285,7 +286,7 @@ class TestChecks:
         assert check_kinds(app_configs=None, databases=["default"]) == []
 
     def test_the_index_serves(self, plain: Ground) -> None:
-        """What the sweep and the lists ask of the server reads documents that are at work, not those that are free."""
+        """The queries of the sweep and the lists read documents at work, not free ones."""
         plain.collection.create_index([("exportStatus", 1), ("lockTimestamp", 1)])
         for number in range(200):
             plain.add(1, state=("new", "exported", "failed")[number % 3])
@@ -299,7 +300,7 @@ class TestChecks:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A terminal; what it answers to the questions, and then the questions."""
+    """Provide a terminal. The list holds its answers to the questions first, and the questions afterwards."""
     answers: list[str] = []
 
     def ask(question: str) -> str:
@@ -315,7 +316,8 @@ class TestListLocks:
     """list_locks lists documents after the named locks."""
 
     def test_table(self, plain: Ground, locks: Locks) -> None:
-        """Held ones by default; all or the stale if asked for; none for a pattern of keys or for waiters."""
+        """The list shows held documents by default, and all or stale ones on request. For a pattern of keys or for
+        waiters, the list is empty."""
         held, stale, damaged = stuck(plain, 5, holder="flow\x1b[2J"), stuck(plain), stuck(plain, version="x")
         text = run("list_locks")
         assert "Documents of test:" in text
@@ -327,7 +329,7 @@ class TestListLocks:
         assert all("Documents" not in run("list_locks", *more) for more in (["--key", "*"], ["--waiting"]))
 
     def test_chosen(self, plain: Ground, locks: Locks) -> None:
-        """One document lock, one owner, so many."""
+        """The list can be limited to one document lock, to one owner, and to a number."""
         found = [stuck(plain, 9 - number, holder="me") for number in range(3)]
         stuck(plain, 5)
         text = run("list_locks", "--kind", "test", "--owner", "me", "--limit", "2")
@@ -341,7 +343,8 @@ class TestListLocks:
     @pytest.mark.long
     @pytest.mark.parametrize("command", [("list_locks", "--all"), ("clear_stale_locks", "--no-input")])
     def test_away(self, plain: Ground, locks: Locks, away: Any, command: tuple[str, ...]) -> None:
-        """A document lock that cannot be read hides no other, nor stops its sweep; and the exit code tells."""
+        """A document lock that cannot be read hides no other, and does not stop the sweep of others. The exit code
+        tells."""
         id_, out = stuck(plain), io.StringIO()
         with pytest.raises(CommandError, match="away: MongoDB did not answer") as caught:
             call_command(*command, stdout=out)
@@ -354,7 +357,7 @@ class TestReleaseLock:
 
     @pytest.mark.parametrize("answer", ["y", "n"])
     def test_one(self, ground: Ground, locks: Locks, terminal: list[str], answer: str) -> None:
-        """After a question that shows the holder."""
+        """The command takes a document after a question that shows the holder."""
         id_ = stuck(ground, 5)
         terminal.append(answer)
         if answer == "y":
@@ -369,7 +372,7 @@ class TestReleaseLock:
 
     @pytest.mark.parametrize("ids_", [[5], [-5], ["5"], [ObjectId("f" * 24)], ["x y"], [5, "5"]], ids=str)
     def test_ids(self, plain: Ground, locks: Locks, ids_: list[object]) -> None:
-        """An id is written as it is listed, whatever its type; if that could mean two documents, both stay."""
+        """An id is written as it is listed, whatever its type. If that could mean two documents, both stay."""
         held = {"lockedBy": "dead", "exportStatus": "exporting", "documentVersion": 1}
         plain.collection.insert_many([{"_id": id_, **held} for id_ in ids_])
         several = r"several documents of test have the id 5 \((int, str|str, int)\)"
@@ -378,7 +381,8 @@ class TestReleaseLock:
         assert {plain.read(id_, "state") for id_ in ids_} == {"exporting" if len(ids_) > 1 else "failed"}
 
     def test_of_an_owner(self, plain: Ground, locks: Locks, terminal: list[str]) -> None:
-        """All documents and all named locks, after one question that shows them; with --kind, only its."""
+        """All documents and all named locks of an owner are released after one question that shows them. With --kind,
+        only that kind."""
         mine, other = stuck(plain, 5, holder="flow 7"), stuck(plain, 5)
         locks.add("k", holders=[entry(owner="flow 7")])
         locks.add("other", holders=[entry()])
@@ -423,7 +427,7 @@ def clear(*arguments: str) -> str:
 
 
 def run_json(*arguments: str) -> dict[str, Any]:
-    """What the command says of the documents, by lock."""
+    """Return the facts of the command about documents, by lock."""
     return {found["kind"]: found for found in json.loads(clear("--json", *arguments))["kinds"]}
 
 
@@ -431,7 +435,7 @@ class TestClearStaleLocks:
     """clear_stale_locks goes through every declared DocumentLock."""
 
     def test_json(self, plain: Ground, locks: Locks) -> None:
-        """One object; every declared lock is in it. A dry run says what would be done, and does nothing."""
+        """JSON is one object with every declared lock. A dry run reports its effects, and changes nothing."""
         id_, bad = stuck(plain), stuck(plain, version="x")
         before, text = plain.raw(id_), clear("--dry-run")
         assert "Stale documents of test: 1. Nothing was cleared." in text
@@ -445,7 +449,7 @@ class TestClearStaleLocks:
         assert [one["key"] for one in found["damaged"]] == [bad]
 
     def test_chosen(self, plain: Ground, locks: Locks) -> None:
-        """By lock, holder and age; a pattern of keys means named locks only."""
+        """Documents are chosen by lock, holder and age. A pattern of keys means named locks only."""
         locks.stale("k")
         stuck(plain)
         assert run_json("--dry-run", "--key", "*").keys() == {"locks"}
@@ -458,15 +462,16 @@ class TestClearStaleLocks:
 
 
 def shown(page: str) -> list[str]:
-    """What the forms of a page submit as documents."""
+    """Return the documents that the forms of a page submit."""
     return [unescape(value) for value in re.findall(r'name="lock" value="([^"]*)"', page)]
 
 
 class TestPage:
-    """The page lists who is at which document, and forces a release after a question."""
+    """The page lists the held documents with their holders, and forces a release after a question."""
 
     def test_list(self, shop: Ground) -> None:
-        """Held, stale and damaged documents by word; filters by state, lock and holder; hostile text is escaped."""
+        """Held, stale and damaged documents are named so, with filters by state, lock and holder. Hostile text is
+        escaped."""
         held, stale = stuck(shop, 5, holder="<b>flow"), stuck(shop, holder="other")
         damaged = stuck(shop, holder=5)
         client = browser("view_lock")
@@ -490,14 +495,14 @@ class TestPage:
         assert "Force the release" not in page
 
     def test_links(self, shop: Ground) -> None:
-        """A document leads to its own page in the admin, for those who may see it."""
+        """A document links to its own page in the admin, for users who may see it."""
         id_ = stuck(shop, 5)
         address = f'href="/admin/shop/ad/{id_}/change/"'
         assert address in browser("view_lock", "view_ad").get(ADDRESS).content.decode()
         assert address not in browser("view_lock").get(ADDRESS).content.decode()
 
     def test_many(self, plain: Ground) -> None:
-        """So many of each lock, and more of them if one lock is shown."""
+        """The page shows a limited number of each lock, and more if one lock is chosen."""
         for number in range(25):
             stuck(plain, number)
         client = browser("view_lock")
@@ -507,7 +512,7 @@ class TestPage:
         assert "… and more" not in page
 
     def test_force(self, shop: Ground) -> None:
-        """The question shows what will happen and wants a reason; then only what was shown is taken, and logged."""
+        """The question shows the effect and wants a reason. Only the shown documents are taken, and logged."""
         ad = Ad.objects.create(price=1, user_id="7", title="a bike")
         for id_ in (ad.pk, changed := stuck(shop)):
             shop.change(id_, holder="flow 7", state="exporting", time=datetime.now(UTC))
@@ -531,7 +536,7 @@ class TestPage:
         assert "it was held by flow 7. Reason: web-3 is gone" in logged.change_message
 
     def test_all_of_a_holder(self, plain: Ground) -> None:
-        """The search for a holder offers to take all its documents; of other holders none."""
+        """The search for a holder offers to take all of its documents, and none of others."""
         mine = [stuck(plain, 5, holder="flow 7") for _ in range(3)]
         stuck(plain, 5)
         client = browser(*MAY)
@@ -543,8 +548,8 @@ class TestPage:
         assert len(plain.lock.snapshots()) == 1
 
     def test_permission(self, plain: Ground) -> None:
-        """Who may see locks sees the documents. To force takes the permission that named locks have for it, at both
-        steps; to release the stale one for that, or the same."""
+        """A user who may see locks sees the documents. Forcing needs the permission of named locks, at both steps.
+        Releasing a stale document needs that permission, or its own."""
         id_ = stuck(plain)
         box = shown(browser("force_release_lock", "view_lock").get(ADDRESS).content.decode())
         for permissions, clears in (((), False), (("view_lock",), False), (MAY_CLEAR, True), (MAY, True)):
@@ -565,11 +570,11 @@ class TestPage:
         ["", "5", "[]", '["x", "5", "me"]', '["test", {"$oid": "x"}, "me"]', '["test", [1], "me"]', '["test", "5", 5]'],
     )
     def test_forged(self, plain: Ground, value: str) -> None:
-        """What no form of ours has is refused."""
+        """A value that no form of ours has is refused."""
         assert browser(*MAY).post(FORCE, {"lock": value, "reason": "x"}).status_code == 400
 
     def test_action(self, shop: Ground) -> None:
-        """The admin of the model has the same, behind the same question."""
+        """The admin of the model has the same action, behind the same question."""
         ads = [Ad.objects.create(price=1, user_id="7", title="x") for _ in range(2)]
         shop.change(ads[0].pk, holder="flow 7", state="exporting", time=datetime.now(UTC))
         action = {"action": "force_release_documents", "_selected_action": [str(ad.pk) for ad in ads]}
@@ -587,7 +592,7 @@ class TestClearing:
     """The page of all document locks, and the action of a model's own admin."""
 
     def test_json(self, plain: Ground) -> None:
-        """The same for programs."""
+        """Programs get the same facts as JSON."""
         id_ = stuck(plain)
         client = browser(*MAY_CLEAR)
         said = client.get(ADDRESS, HTTP_ACCEPT="application/json").json()
@@ -596,14 +601,14 @@ class TestClearing:
         assert (said["cleared"], said["stale"][0]["key"]) == (1, id_)
 
     def test_wrong_requests(self, plain: Ground) -> None:
-        """No such lock; no such method."""
+        """An unknown lock and an unknown method are refused."""
         client = browser(*MAY_CLEAR)
         assert client.post(ADDRESS, {"kind": "x"}).status_code == 400
         assert client.put(ADDRESS).status_code == 405
 
     @pytest.mark.parametrize("every", [False, True])
     def test_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch, every: bool) -> None:
-        """A lock that cannot be looked at hides no other; where none can, that is said as on every page: with 503."""
+        """A lock that cannot be read hides no other. If none can, the page says so with status 503, like every page."""
         stuck(plain)
         for lock in declared() if every else [ad_exports]:
             monkeypatch.setattr(lock, "context", fail)
@@ -616,7 +621,7 @@ class TestClearing:
         assert errors == [str(LockBackendFailed("it is away")), *([errors[0]] if every else [None])]
 
     def test_action(self, shop: Ground) -> None:
-        """Of the selected documents, those that are stale; who may change ads may not do it for that."""
+        """The action clears the stale ones of the selected documents. The right to change ads is not enough."""
         rest = {"price": 1, "user_id": "7", "title": "x"}
         ads = [Ad.objects.create(**rest) for _ in range(3)]
         for ad, seconds in zip(ads, (100, 100, 5), strict=True):
@@ -634,7 +639,8 @@ class TestDashboard:
     """The dashboard and its JSON count documents, too."""
 
     def test_counts(self, plain: Ground, locks: Locks) -> None:
-        """Held, stale, damaged, the longest hold; stale and damaged ones are problems."""
+        """Held documents, stale ones, damaged ones and the longest hold are counted. Stale and damaged ones are
+        problems."""
         stuck(plain, 5), stuck(plain, 300), stuck(plain, 400, holder=None), stuck(plain, version="x")
         plain.add(1, holder="old", state="exporting")
         client = browser("view_lock", "view_lock_status", is_superuser=True)
@@ -668,7 +674,7 @@ class TestForm:
     """The form of a model's own admin."""
 
     def test_read_only(self, shop: Ground) -> None:
-        """The lock's fields are shown, not written; a save raises the version, so that work under way is refused."""
+        """The lock's fields are shown, not written. A save raises the version, and the flow's next write is refused."""
         held = shop.lock.acquire(Ad.objects.create(price=1, user_id="7", title="a bike", body="x"), "exporting")
         client = browser("view_ad", "change_ad")
         address = f"/admin/shop/ad/{held.id}/change/"

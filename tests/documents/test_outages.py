@@ -1,5 +1,5 @@
-"""Lost answers, late commands, cancellation, signals and forks: no flow believes to hold what it does not hold, every
-exit hands over what it leaves (F82 to F85, F88), and a child holds nothing of its parent's (F63)."""
+"""Lost answers, late commands, cancellation, signals and forks. No flow believes that it holds a document of another,
+and every exit hands over its documents (F82 to F85, F88). A child holds nothing of its parent (F63)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 Call = Callable[..., Any]
-#: What each write is called with, if anything.
+#: The arguments of each write.
 GIVEN: dict[str, tuple[Any, ...]] = {"finish": ("exported", {"price": 9}), "update": ({"price": 9},)}
 
 
@@ -33,11 +33,11 @@ def states(ground: Ground, ids: list[Any]) -> list[tuple[Any, Any]]:
 
 
 class TestLostAnswers:
-    """One look at token and version shows what was done; it is done once."""
+    """One read of token and version shows the outcome. The work is done once."""
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     def test_acquire(self, ground: Ground, strike: Call, lost: bool) -> None:
-        """The second sending gets what the first one got, with the same version."""
+        """The second sending gets the result of the first one, with the same version."""
         id_ = ground.add(1)
         strike(ground, 1, lost=lost)
         held = ground.lock.acquire((id_, 1), "exporting", changes={"price": 9})
@@ -46,7 +46,7 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("how", ["acquire", "acquire_many"])
     def test_never_known(self, ground: Ground, strike: Call, do: Call, how: str) -> None:
-        """Not reported as held; what it may have been granted is released in the background."""
+        """An unknown outcome is not reported as held. A possible grant is released in the background."""
         ids = [ground.add(1) for _ in range(2)]
         strike(ground, 1, 2)
         with pytest.raises(LockBackendFailed):
@@ -55,7 +55,7 @@ class TestLostAnswers:
         assert eventually(lambda: states(ground, taken) == [("failed", None)] * len(taken))
 
     def test_two_runs_of_one_flow(self, plain: Ground, strike: Call) -> None:
-        """Whoever finds his owner's name in the document does not take another run's grant for his own."""
+        """A flow that finds its owner's name in the document does not take another run's grant for its own."""
         other = plain.lock.acquire((plain.add(1), 1), "exporting", owner="task")
         strike(plain, 1)
         with pytest.raises(DocumentChanged):
@@ -65,7 +65,7 @@ class TestLostAnswers:
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     @pytest.mark.parametrize("name", ["finish", "update", "renew", "fail"])
     def test_held(self, ground: Ground, do: Call, strike: Call, name: str, lost: bool) -> None:
-        """Done once, and known to be done; a failure is left to the background, which finds out."""
+        """The write is done once, and known to be done. A failure is left to the background, and settled there."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         strike(ground, 1, lost=lost)
         with pytest.raises(LockBackendFailed) if name == "fail" else nullcontext():
@@ -80,7 +80,7 @@ class TestLostAnswers:
     @pytest.mark.parametrize("name", ["update", "finish", "renew"])
     @pytest.mark.parametrize("then", ["update", "finish", "renew", "fail", "leave"])
     def test_an_unknown_outcome(self, plain: Ground, strike: Call, name: str, then: str, lost: bool) -> None:
-        """F88: the holder's next write goes on from either; and a late copy of the first one changes nothing."""
+        """F88: The holder's next write goes on from either outcome. A late copy of the first one changes nothing."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting", final="withdrawn")
         sent = strike(plain, 1, 2, lost=lost)
         with pytest.raises(LockBackendFailed):
@@ -106,7 +106,7 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("raised", [False, True])
     def test_a_version_of_another_is_not_mine(self, plain: Ground, strike: Call, raised: bool) -> None:
-        """A writer without the lock raises the version by one just when an update is lost: it is not taken for done."""
+        """Another writer raises the version by one just when an update is lost. The update does not count as done."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting")
         strike(
             plain,
@@ -123,7 +123,7 @@ class TestLostAnswers:
         assert held.fail()
 
     def test_finished_and_acquired(self, ground: Ground, do: Call, strike: Call) -> None:
-        """F85: it was written, then the next flow came: the error does not say that nothing was written."""
+        """F85: The write was done before the next flow came. The error does not say that nothing was written."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         found: list[Any] = []
         strike(
@@ -150,7 +150,7 @@ class TestLostAnswers:
         assert ground.raw(held.id) == before
 
     def test_many_and_sweep(self, ground: Ground, strike: Call) -> None:
-        """The same for several at once: acquired, ended, swept, forced."""
+        """Several documents can be acquired, ended, swept and forced in the same way."""
         ids = [ground.add(1) for _ in range(3)]
         sent = strike(ground, 1, 4, 8)
         with ground.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported") as batch:
@@ -166,7 +166,7 @@ class TestLostAnswers:
 
     @pytest.mark.long
     def test_one_that_arrives_later_still(self, plain: Ground, strike: Call) -> None:
-        """A command that the network held up until after the first try to release is released by the next."""
+        """A command that the network held up until after the first attempt to release is released by the next."""
         id_ = plain.add(1)
         tried: list[Any] = []
 
@@ -181,7 +181,7 @@ class TestLostAnswers:
         assert tried[0] is not None
 
     def test_a_refusal_says_nothing_of_the_first_copy(self, plain: Ground, strike: Call) -> None:
-        """What the copy got that was not answered is put back."""
+        """A grant to the unanswered copy is released."""
         id_ = plain.add(1)
         strike(plain, 1)
         strike(plain, 2, error=LockBackendFailed("it may not do this any more", passing=False), lost=True)
@@ -191,14 +191,14 @@ class TestLostAnswers:
 
 
 class TestEveryExit:
-    """F82, F84: what is left is put back, with one wait for all."""
+    """F82, F84: The rest is released, with one wait for all documents."""
 
     @pytest.mark.parametrize("number", range(1, 6))
     @pytest.mark.parametrize("error", [LockBackendFailed("away"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
     def test_acquire_many(  # noqa: PLR0917
         self, plain: Ground, do: Call, strike: Call, monkeypatch: Any, number: int, error: BaseException
     ) -> None:
-        """At whichever command it ends, that of an earlier 500 or the reading of why others were refused."""
+        """The acquisition may end at any command, such as that of an earlier 500 or the read of the refusals."""
         monkeypatch.setattr("django_mongolock.documents.hold.BATCH", 3)
         ids = [plain.add(1) for _ in range(4)]
         ids.insert(1, plain.add(1, holder="other", state="exporting"))
@@ -210,8 +210,8 @@ class TestEveryExit:
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     def test_batch_away(self, plain: Ground, do: Call, strike: Call, lost: bool) -> None:
-        """MongoDB is away at the end of a batch: two sendings for all documents together, then the background, which
-        has one command for the one that was sent, and one for the rest."""
+        """MongoDB is away at the end of a batch. All documents together are sent twice, and then in the background. The
+        background has one command for the sent document, and one for the rest."""
         ids = [plain.add(1) for _ in range(10)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         sent = strike(plain, 1, 2, lost=lost)
@@ -222,7 +222,7 @@ class TestEveryExit:
         assert eventually(lambda: states(plain, ids) == [(first, None), *[("failed", None)] * 9], 15)
 
     def test_batch_interrupted(self, plain: Ground, strike: Call) -> None:
-        """Ctrl-C in the middle of the end: what is left is released all the same."""
+        """Ctrl-C in the middle of the end does not keep the rest from being released."""
         ids = [plain.add(1) for _ in range(10)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         strike(plain, 4, error=KeyboardInterrupt(), lost=True)
@@ -257,7 +257,7 @@ class TestEveryExit:
         assert eventually(lambda: states(plain, taken) == [("failed", None)] * len(taken), 15)
 
     def test_between_two_lines_of_the_runner(self, plain: Ground) -> None:
-        """What was granted is released, too, if the answer never comes back to the steps."""
+        """A granted document is released, even if the answer never comes back to the steps."""
         plan = plain.lock._plan("exporting")
         request = plan.request((plain.add(1), 1))
         steps = acquire(context := plain.lock.context(), plan.owns([request])[request.id], request)
@@ -267,7 +267,7 @@ class TestEveryExit:
         assert eventually(lambda: plain.read(request.id, "state", "holder") == ("failed", None))
 
     def test_commands_of_the_main_thread_are_sent_by_another(self, plain: Ground, strike: Call) -> None:
-        """The connections of the driver do not survive what a signal handler raises in the middle of a command."""
+        """A driver's connection does not survive an error of a signal handler in the middle of a command."""
         threads: set[threading.Thread] = set()
         strike(plain, before=lambda _: threads.add(threading.current_thread()))
         with plain.lock.hold((plain.add(1), 1), "exporting", final="exported"):
@@ -277,7 +277,7 @@ class TestEveryExit:
 
     @pytest.mark.long
     def test_a_process_that_ends(self, plain: Ground) -> None:
-        """What it has left to the background is tried before it is gone."""
+        """The background work of a process is tried before the process ends."""
         id_ = plain.add(1)
         program = f"""
 import django; django.setup()
@@ -295,11 +295,11 @@ abandon(held._context, [held._own])
 
 
 class TestServer:
-    """The same with a server that really does it."""
+    """The same errors from a real server."""
 
     @pytest.mark.parametrize(("code", "words"), [(13, "may not do this"), *[(n, str(n)) for n in (112, 365, 14031)]])
     def test_refused(self, plain: Ground, failpoint: Call, code: int, words: str) -> None:
-        """F82: what the server says about itself is no refusal of the document; and the error quotes no command."""
+        """F82: An error about the server is no refusal of the document. The error quotes no command."""
         id_ = plain.add(1)
         failpoint("findAndModify", errorCode=code)
         with pytest.raises(LockBackendFailed, match=words) as caught:
@@ -308,7 +308,7 @@ class TestServer:
         assert plain.read(id_, "version") == 1
 
     def test_codes(self) -> None:
-        """F82: what is said about the document: a validator, a unique index, a path without fields, its size."""
+        """F82: Errors about the document concern a validator, a unique index, a path without fields, or its size."""
         others = {24, 50, 112, 290, 365, 462, 10058, 13388, 14031}
         for code in {*helpers_shared._RETRYABLE_ERROR_CODES, *others}:
             assert refusal_of(OperationFailure("", code)) is None, code
@@ -319,13 +319,14 @@ class TestServer:
 
 
 class TestForks:
-    """F63: a child neither ends what its parent holds, nor writes to it, nor gets it too."""
+    """F63: A child does not end its parent's documents, does not write to them, and does not get them too."""
 
     pytestmark = FORKS
 
     @pytest.mark.parametrize("error", [None, RuntimeError("in the child")], ids=["well", "with an error"])
     def test_the_child_leaves_the_block(self, ground: Ground, do: Call, error: Exception | None) -> None:
-        """However it leaves, the document stays the parent's, who then ends its work, changes and all."""
+        """However the child leaves the block, the document stays the parent's. The parent then ends its work, with its
+        changes."""
         block = ground.lock.hold((ground.add(1), 1), "exporting", final="exported")
         with block as held:
             before = ground.raw(held.id)
@@ -336,7 +337,7 @@ class TestForks:
 
     @pytest.mark.parametrize("name", ["finish", "update", "renew", "__enter__", "fail"])
     def test_the_child_goes_on(self, ground: Ground, do: Call, name: str) -> None:
-        """It holds nothing, and nothing is sent."""
+        """The child holds nothing, and sends nothing."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         before = ground.raw(held.id)
 
@@ -365,7 +366,7 @@ class TestForks:
 
     @pytest.mark.parametrize("owner", [None, "task-5"])
     def test_both_go_on_to_ask(self, ground: Ground, owner: str | None) -> None:
-        """What was prepared before the fork is granted to one of the two; the child has threads of its own."""
+        """A block prepared before the fork is granted to one of the two. The child has threads of its own."""
         id_ = ground.add(1)
         block = ground.lock.hold((id_, 1), "exporting", final="exported", owner=owner)
         in_child(block.acquire)
@@ -375,7 +376,7 @@ class TestForks:
         in_child(lambda: ground.lock.acquire((ground.add(1), 1), "withdrawing").finish("withdrawn"))
 
     def test_steps_of_the_parent(self, plain: Ground) -> None:
-        """A child cannot go on with what its parent has begun."""
+        """A child cannot continue steps that its parent has begun."""
         plan = plain.lock._plan("exporting")
         request = plan.request(("x", 1))
         steps = acquire(context := plain.lock.context(), plan.owns([request])[request.id], request)

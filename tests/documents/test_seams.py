@@ -1,4 +1,4 @@
-"""The seams to Django: which instance, which field, which primary key. F132 to F138, each as it was found."""
+"""The seams to Django, such as instances, fields, and primary keys. F132 to F138, each as it was found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class TestTheDocumentAsItWillBe:
 
     @pytest.mark.parametrize("many", [False, True])
     def test_pending(self, ground: Ground, many: bool) -> None:
-        """The how-to's own example: an ad that is opted out is withdrawn, not exported; what was read stays as read."""
+        """The how-to's own example: an ad that is opted out is withdrawn, not exported. The read instance is
+        unchanged."""
         id_ = ground.add(1, opted_in=True)
         read = ground.lock._source.instance(ground.raw(id_))
         options: dict[str, Any] = {"changes": {"opted_in": False}, "final": "withdrawn"}
@@ -59,7 +60,7 @@ class TestTheDocumentAsItWillBe:
         ids=["embedded", "in an array", "missing"],
     )
     def test_inside_of_embedded_models(self, make: Callable[..., Ground], change: Any, look: Any) -> None:
-        """By the names that the fields have in the documents; what was read stays as read."""
+        """Embedded fields are named as in the documents. The read instance stays as it was."""
         ground = make(EmbeddingAdvert)
         ground.add(1, settings={"in": True}, several=[{"in": True}])
         read, seen = rows(EmbeddingAdvert).get(), list[Any]()
@@ -90,7 +91,7 @@ class TestTheDocumentAsItWillBe:
         assert ground.read(held.id, "other_id") == other.pk
 
     def test_final(self, ground: Ground) -> None:
-        """Also with the changes of `finish`; and inside of arrays."""
+        """The final state is chosen with the changes of `finish`, and inside of arrays."""
 
         def end(ad: Any) -> str:
             return "exported" if (ad["tags"] if isinstance(ad, dict) else ad.tags)[0] == "in" else "withdrawn"
@@ -101,15 +102,15 @@ class TestTheDocumentAsItWillBe:
 
 
 class TestPrimaryKeys:
-    """F133: by the column of the primary key."""
+    """F133: Documents are found by the column of the primary key."""
 
     @pytest.mark.parametrize(("model", "key"), [(LongAdvert, 2**40), (CodedAdvert, "A")])
     def test_any_column(self, make: Callable[..., Ground], model: type[Locked], key: Any) -> None:
-        """Acquired one by one and in a batch, written, failed, listed, forced and swept."""
+        """A document is acquired alone and in a batch, written, failed, listed, forced and swept by any column."""
         ground = make(model, ids=lambda: key)
         id_ = ground.add(1)
         assert (id_, rows(model).get().pk) == (key, key)
-        with pytest.raises(ValueError, match="cannot be"):  # no one would find what is held
+        with pytest.raises(ValueError, match="cannot be"):  # nobody would find the held document
             ground.lock.acquire((id_, 1), "exporting", changes={"pk": key})
         with ground.lock.hold(rows(model).get(), "exporting", final="exported") as held:
             held.update(price=6)
@@ -129,7 +130,7 @@ class TestPrimaryKeys:
 
 
 class TestTwoLocks:
-    """F134: two locks of the same documents share no field; then they are independent."""
+    """F134: Two locks of the same documents share no field, and are therefore independent."""
 
     def declare(self, place: Any, **options: Any) -> DocumentLock[Any]:
         given = {"state": "other", "holder": "by", "version": "v", "time": "at", "name": "second", **options}
@@ -146,7 +147,7 @@ class TestTwoLocks:
         ],
     )
     def test_refused(self, plain: Ground, role: str, name: str) -> None:
-        """When declared; where the place is a function, at the first use."""
+        """Shared fields are refused at declaration, or at the first use if the place is a function."""
         with pytest.raises(ValueError, match="share"):
             self.declare(plain.lock._source._place, **{role: name})
         late = self.declare(plain.lock._source.collection, **{role: name})
@@ -163,7 +164,7 @@ class TestTwoLocks:
         assert plain.read(id_, "state") == "exported"
 
     def test_of_a_model(self, adverts: Ground) -> None:
-        """Also if one of them is declared on the collection of the model."""
+        """The rule applies if one of the locks is declared on the collection of the model."""
         late = self.declare(adverts.lock._source.collection, holder="lockedBy")
         adverts.lock.snapshots()
         with pytest.raises(ValueError, match="share"):
@@ -171,10 +172,10 @@ class TestTwoLocks:
 
 
 class TestSaving:
-    """F135: no instance writes the lock's fields, and none that is outdated writes anything."""
+    """F135: No instance writes the lock's fields, and no outdated instance writes anything."""
 
     def outdated(self, adverts: Ground) -> tuple[Any, Any]:
-        """An instance that was read before a flow took the document; and what the flow holds."""
+        """Return an instance that was read before a flow took its document, and the held document."""
         id_ = adverts.add(1, state="new")
         ad = rows().get(pk=id_)
         return ad, adverts.lock.acquire(ad, "exporting", owner="flow")
@@ -191,17 +192,17 @@ class TestSaving:
         ids=["save", "update_fields", "form", "bulk_update", "delete"],
     )
     def test_outdated(self, adverts: Ground, save: Any) -> None:
-        """Refused: the flow holds what it has, and ends as if nothing had been."""
+        """An outdated save is refused. The flow keeps its document, and ends undisturbed."""
         ad, held = self.outdated(adverts)
         ad.price = 9
         with pytest.raises(VersionConflict) as caught:
             save(ad)
         assert adverts.read(ad.pk, "holder", "state", "version", "price") == ("flow", "exporting", 2, 5)
         held.finish("exported")
-        assert set(caught.value.changed) <= {"price"}  # the fields of the lock are not what the user has typed
+        assert set(caught.value.changed) <= {"price"}  # the fields of the lock are not among the user's changes
 
     def test_up_to_date(self, adverts: Ground) -> None:
-        """What was read while a flow is at work saves the rest: the flow's end is refused, and done again."""
+        """An instance read during a flow saves the other fields. The flow's end is refused once, and repeated."""
         ad, held = self.outdated(adverts)
         saves: list[Any] = [lambda one: one.save(), lambda one: rows().bulk_update([one], ["price", "state"])]
         for number, save in enumerate(saves):
@@ -214,7 +215,7 @@ class TestSaving:
         assert held.fail()
 
     def test_insert_and_update(self, adverts: Ground) -> None:
-        """A new document has the state that it is given; `QuerySet.update` writes what it is told to."""
+        """A new document has its given state. `QuerySet.update` writes the given values."""
         made = Advert(state="exporting", holder="a test")
         made.save(using="mongo")
         assert adverts.read(made.pk, "state", "holder", "version") == ("exporting", "a test", 1)
@@ -223,7 +224,8 @@ class TestSaving:
 
     @pytest.mark.parametrize("options", [{}, {"update_fields": ["price"]}], ids=str)
     def test_in_the_block(self, adverts: Ground, options: Any) -> None:
-        """F138: `held.instance.save()` goes through the lock, so the work ends well; once lost, it is refused."""
+        """F138: `held.instance.save()` goes through the lock, and the work ends well. After a loss, the save is
+        refused."""
         with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
             ad = held.instance
             ad.price = 9
@@ -231,7 +233,7 @@ class TestSaving:
             assert (ad.version, held.version, held.instance.price) == (3, 3, 9)
             held.update(title="x")
             ad.price = 1
-            with pytest.raises(VersionConflict):  # it is older than what this flow has written
+            with pytest.raises(VersionConflict):  # older than the flow's own write
                 ad.save()
             asyncio.run(held.instance.asave())
             state = pickle.loads(pickle.dumps(held.instance.__getstate__()))  # noqa: S301
@@ -242,7 +244,7 @@ class TestSaving:
         held.instance.save()  # as the flow has left it
 
     def test_in_a_transaction(self, adverts: Ground) -> None:
-        """The document is the flow's, whatever becomes of a transaction: a rollback takes nothing back."""
+        """The flow owns the document whatever the outcome of a transaction. A rollback takes nothing back."""
         with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
             with contextlib.suppress(KeyError), mongo_atomic("mongo"):
                 held.instance.price = 9
@@ -251,7 +253,7 @@ class TestSaving:
             assert adverts.read(held.id, "price", "version") == (9, held.version)
 
     def test_lost_in_the_block(self, adverts: Ground) -> None:
-        """What was taken away writes nothing."""
+        """A document that was taken away is not written."""
         with pytest.raises(DocumentLockLost), adverts.lock.hold((adverts.add(1), 1), "exporting") as held:  # noqa: PT012
             adverts.change(held.id, holder="other")
             held.instance.price = 9
@@ -278,7 +280,7 @@ class TestSaving:
         assert adverts.read(ids[1], "price", "state") == (9, "exported")
 
     def test_deleted_by_who_has_lost_it(self, adverts: Ground) -> None:
-        """F214: Nothing is deleted that another flow holds."""
+        """F214: No document that another flow holds is deleted."""
         held = adverts.lock.acquire((adverts.add(1), 1), "exporting")
         adverts.change(held.id, holder="other")
         with pytest.raises(DocumentLockLost):
@@ -292,8 +294,7 @@ class TestSaving:
         assert adverts.read(made.pk, "state") == "new"
 
     def test_a_copy_of_what_is_held(self, adverts: Ground) -> None:
-        """A copy with a key of its own is another document, which no one holds, and its saves leave the held one
-        alone."""
+        """A copy with its own key is another document without a holder. Saving the copy leaves the held one alone."""
         id_ = adverts.add(1, title="original", body="", tags=[], opted_in=True)
         with adverts.lock.hold((id_, 1), "exporting", final="exported") as held:
             copied = held.instance
@@ -308,8 +309,8 @@ class TestSaving:
 
     @pytest.mark.parametrize(("using", "error"), [("mongo", VersionConflict), ("default", DatabaseError)])
     def test_a_held_instance_elsewhere(self, adverts: Ground, using: str, error: type[Exception]) -> None:
-        """Under another key, where another version is, or in another database, which has no such table: it is saved
-        there, if at all, and the held document stays as it is."""
+        """The held instance is saved under another key with another version, or in another database without such a
+        table. The instance is saved there, if at all, and the held document stays as it is."""
         other = adverts.add(5)
         with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
             ad = held.instance
@@ -330,10 +331,11 @@ class TestSaving:
 
 
 class TestDeferred:
-    """F137: an instance that was read without its version is refused; others are judged by what was read."""
+    """F137: An instance that was read without its version is refused. Other instances are judged by the read
+    version."""
 
     def test_without_the_version(self, adverts: Ground) -> None:
-        """Refused before anything is sent, in a coroutine, too."""
+        """The instance is refused before any command, in a coroutine, too."""
         from django.db import models
 
         id_ = adverts.add(1)
@@ -348,7 +350,7 @@ class TestDeferred:
         assert adverts.read(id_, "holder") is None
 
     def test_with_it(self, adverts: Ground) -> None:
-        """`only()` of a VersionedManager reads it: the version that was read is what counts."""
+        """`only()` of a VersionedManager reads the version. The read version counts."""
         id_ = adverts.add(1)
         outdated, ad = rows().only("title").get(), rows().only("title")
         adverts.change(id_, version=7)
@@ -360,7 +362,8 @@ class TestDeferred:
 
 
 def test_no_other_state_is_lost(plain: Ground) -> None:
-    """F136: an operator resets a document to `new` while a flow holds it: held, listed, stale in time, and swept."""
+    """F136: An operator resets a document to `new` while a flow holds it. The document stays held, is listed, is stale
+    in time, and is swept."""
     held = plain.lock.acquire((plain.add(1), 1), "exporting", owner="flow")
     plain.change(held.id, state="new")
     assert [seen.work for seen in plain.lock.snapshots("held")] == ["new"]

@@ -1,4 +1,4 @@
-"""The site, its users, and what is stored."""
+"""The site and its users, with the stored locks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A model of every field that a browser sends back otherwise than it was given, with rows of the same; no version.
+"""A model, without a version, of every field that a browser sends back in another form, with rows of the same.
 
-They are in a registry of their own, so that no migration and no other test sees them.
+The classes are in a registry of their own. No migration and no other test sees them.
 """
 
 # ruff: noqa: DJ008 - they are never shown
@@ -43,7 +43,7 @@ class Author(models.Model):
 
 
 class Written(models.Model):
-    """What a note and its rows have in common."""
+    """The common fields of a note and its rows."""
 
     objects: Any = models.Manager()
 

@@ -39,7 +39,7 @@ site.register(Author)
 
 
 class RowForm(ModelForm):
-    """Of a row; wants more than Django gives it."""
+    """A form of a row that needs more arguments than Django gives."""
 
     def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -105,7 +105,7 @@ class RateAdmin(EditLockMixin, VersionedAdmin):
 
 
 class OrderForm(SealedModelForm):
-    """Of both views; leaves out a field that its class has."""
+    """A form of both views that leaves out a field of its class."""
 
     class Meta:
         model = Order
@@ -126,7 +126,7 @@ class OrderEdit(EditLockViewMixin, OrderView):
 
 
 class UserEdit(EditLockViewMixin, UserView):
-    """Of the user's own."""
+    """A view of the user's own data."""
 
     form_class = forms.modelform_factory(User, fields=("first_name", "last_name"))
     template_name = "editing/order.html"

@@ -1,4 +1,4 @@
-"""Members of the staff, with Django's test client as their browser; and how to read their pages."""
+"""Members of the staff, with Django's test client as their browser, and functions that read their pages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _numbers = itertools.count(1)
 
 
 def staff(name: str = "", *permissions: str, superuser: bool = False) -> Client:
-    """A browser in which a member of the staff is logged in, who may change everything, but not take over."""
-    with transaction.atomic():  # a caller that is refused by the database asks again: all of it, or nothing
+    """Return a browser with a logged-in member of the staff, who may change everything, but not take over."""
+    with transaction.atomic():  # a caller that the database refuses starts again from here
         user, made = User.objects.get_or_create(
             username=name or f"user{next(_numbers)}", defaults={"is_staff": True, "is_superuser": superuser}
         )
@@ -37,7 +37,8 @@ def staff(name: str = "", *permissions: str, superuser: bool = False) -> Client:
 
 
 def fields_of(page: Any) -> dict[str, str]:
-    """What a browser would send back of the form untouched: hidden fields, inputs, areas, chosen options."""
+    """Return the data that a browser would send back of the untouched form, from hidden fields, inputs, areas, and
+    chosen options."""
     text = page.content.decode()
     body = re.search(r'<form[^>]*id="[a-z_-]+"[^>]*novalidate>(.*?)</form>', text, re.DOTALL) or re.search(
         r'<form method="post" id="order(?:-form)?">(.*?)</form>', text, re.DOTALL
@@ -59,19 +60,19 @@ def fields_of(page: Any) -> dict[str, str]:
 
 
 def text_of(page: Any) -> str:
-    """The page as it is read."""
+    """Return the page as it is read."""
     body = re.sub(r"<(script|style|noscript).*?</\1>", "", page.content.decode(), flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", body)))
 
 
 def state_of(page: Any) -> str:
-    """What the panel says, in a word."""
+    """Return the state that the panel shows, in a word."""
     found = re.search(r'data-mongolock-editing="([a-z]+)"', page.content.decode())
     return found[1] if found else ""
 
 
 def tell(client: Client, address: str, action: str, fields: dict[str, str], **more: Any) -> Any:
-    """What the page's script sends, and the answer."""
+    """Send the data of the page's script, and return the answer."""
     mark = "&" if "?" in address else "?"
     names = ("edit_lock_tab", "version_read")
     data = {**{name: fields[name] for name in names if name in fields}, **more}
@@ -79,20 +80,20 @@ def tell(client: Client, address: str, action: str, fields: dict[str, str], **mo
 
 
 def holders(obj: Model | str) -> list[dict[str, Any]]:
-    """Who holds the edit lock, as it is stored."""
+    """Return the stored holders of the edit lock."""
     found = mongo_store().latest.find_one({"_id": edit_key(obj)}) or {}
     held: list[dict[str, Any]] = found.get("holders", [])
     return held
 
 
 def token_of(obj: Model | str) -> str:
-    """The fencing token of the editor."""
+    """Return the fencing token of the editor."""
     (holder,) = holders(obj)
     return str(holder["token"])
 
 
 def page_of(obj: Model) -> str:
-    """The address of the page that changes it."""
+    """Return the address of the page that changes *obj*."""
     return f"/admin/{obj._meta.app_label}/{obj._meta.model_name}/{obj.pk}/change/"
 
 
@@ -106,7 +107,7 @@ class Tab:
 
     @property
     def state(self) -> str:
-        """What the panel says, in a word."""
+        """The state that the panel shows, in a word."""
         return state_of(self.page)
 
     @property
@@ -122,21 +123,21 @@ class Tab:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What the form has."""
+        """The fields of the form."""
         return fields_of(self.page)
 
     def send(self, typed: dict[str, str] | None = None, **more: str) -> Any:
-        """Send the form with what was typed; return the answer, which is shown if it is a page."""
+        """Send the form with *typed*, and return the answer. If the answer is a page, it is shown."""
         answer = self.client.post(self.address, self.fields | (typed or {}) | more)
         self.page = answer if answer.status_code == 200 else self.page
         return answer
 
     def tell(self, action: str, **more: Any) -> Any:
-        """What the page's script sends, and the answer."""
+        """Send the data of the page's script, and return the answer."""
         return tell(self.client, self.address, action, self.fields, **more).json()
 
     def take_over(self, token: str, more: str = "") -> Any:
-        """Press the button that takes over from the editor with this token."""
+        """Take over from the editor with this token, by the button."""
         address, data = f"{self.address}?edit-lock=take-over{more}", {"edit_lock_take_over": token}
         self.page = self.client.post(address, data, follow=True)
         return self.page

@@ -1,4 +1,4 @@
-"""`EditLockMixin`: one tab edits, the others read; no change is lost."""
+"""`EditLockMixin` lets one tab edit while the others read. No change is lost."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ LIST = "/admin/shop/order/"
 
 
 class TestPage:
-    """Who gets which page."""
+    """The page for each user."""
 
     def test_first_comes_first(self, order: Order) -> None:
-        """The first tab edits; that of another user reads, and shows who is editing, since when, last seen."""
+        """The first tab edits. Another user's tab reads, and shows the editor with the times of the start and of the
+        last sign of life."""
         anna, ben = Tab("anna", order), Tab("ben", order)
         assert (anna.state, anna.fields["item"], ben.state) == ("mine", "bike", "busy")
         assert "This is being edited by anna." in ben.text
@@ -48,7 +49,7 @@ class TestPage:
 
     @pytest.mark.parametrize("ended", [False, True])
     def test_save(self, order: Order, locks: Locks, *, ended: bool) -> None:
-        """What is typed is saved, and the lock is free; also where its lease had ended, and nobody came."""
+        """The typed text is saved, and the lock is free. This holds after the end of its lease, if nobody came."""
         anna = Tab("anna", order)
         if ended:
             locks.collection.delete_many({})
@@ -57,7 +58,7 @@ class TestPage:
         assert holders(order) == []
 
     def test_a_second_tab_of_the_same_user(self, order: Order) -> None:
-        """It is told so, and may take over from itself without a permission."""
+        """A second tab of the same user says so, and may take over without a permission."""
         first = Tab("anna", order)
         second = Tab(first.client, order)
         assert second.state == "busy"
@@ -71,7 +72,7 @@ class TestPage:
         assert "you, in another tab" in told["text"]
 
     def test_a_double_click(self, order: Order) -> None:
-        """A page that never came to life is no other tab; where the browser runs no script, nobody can tell."""
+        """A page that never came to life is not another tab. Without scripts in the browser, nobody can tell."""
         first = Tab("anna", order)
         assert Tab(first.client, order).state == "busy"
         first.tell("beat")
@@ -84,7 +85,8 @@ class TestPage:
         assert [holder["lease"] for holder in holders(order)] == [120_000]
 
     def test_taking_over_needs_the_permission(self, order: Order) -> None:
-        """Without it there is no button, and the request does nothing; with it, the first is told by the next beat."""
+        """Without the permission there is no button, and the request does nothing. With it, the next beat tells the
+        first user."""
         anna, ben, boss = Tab("anna", order), Tab("ben", order), Tab("boss", order, TAKES)
         token = token_of(order)
         assert re.search(r'data-part="take-over" hidden', ben.html)
@@ -101,7 +103,7 @@ class TestPage:
         assert chief.state == "busy", "it is taken from who was shown, not from who came after"
 
     def test_without_the_permission_to_change(self, order: Order) -> None:
-        """Who may only look takes no lock, and is told of none."""
+        """A user who may only look takes no lock, and is told of none."""
         viewer = Client()
         user = User.objects.create(username="viewer", is_staff=True)
         user.user_permissions.set(Permission.objects.filter(codename="view_order"))
@@ -115,13 +117,13 @@ class TestPage:
         assert holders(order) == [], "nor keeps one from before"
 
     def test_pages_that_take_no_lock(self, order: Order) -> None:
-        """Adding, and the history."""
+        """The page for adding and the history take no lock."""
         for address in (f"{LIST}add/", page_of(order).replace("change", "history")):
             assert Tab("anna", address).page.status_code == 200
         assert holders(order) == []
 
     def test_the_session_key_is_nowhere(self, order: Order) -> None:
-        """Not in the lock, not in the page; and the tab's name is not in the lock either."""
+        """The session key is neither in the lock nor in the page. The tab's name is not in the lock either."""
         anna = Tab("anna", order)
         key, stored = anna.client.session.session_key, repr(holders(order))
         assert key
@@ -137,10 +139,10 @@ class TestPage:
 
 
 class TestScript:
-    """What the page's script tells and is told."""
+    """The messages of the page's script, and the answers."""
 
     def test_a_beat_keeps_it(self, order: Order) -> None:
-        """It pushes the end of the lease, and any process may serve it."""
+        """A beat moves the end of the lease, and any process may serve it."""
         anna = Tab("anna", order)
         (before,) = holders(order)
         close_backends()
@@ -152,7 +154,7 @@ class TestScript:
         assert after["token"] == before["token"]
 
     def test_leaving_frees_it(self, order: Order) -> None:
-        """At once; a beat that comes later changes nothing."""
+        """Leaving frees the lock at once. A later beat changes nothing."""
         anna = Tab("anna", order)
         anna.tell("leave")
         assert holders(order) == []
@@ -163,7 +165,7 @@ class TestScript:
         assert Tab("ben", order).state == "mine"
 
     def test_idle(self, order: Order, settings: Settings) -> None:
-        """After so long without a key or a click the lock is given back."""
+        """After a time without a key press or a click, the lock is released."""
         set_locks(settings, EDIT_IDLE=60)
         anna = Tab("anna", order)
         assert anna.tell("beat", idle="59")["state"] == "mine"
@@ -184,36 +186,36 @@ class TestScript:
         ],
     )
     def test_asked_to_finish(self, order: Order, asks: str, told: str) -> None:
-        """Whoever asks the holder to release, in the lock admin, is heard in the form, with the reason."""
+        """A release request in the lock admin shows up in the form, with its reason."""
         anna = Tab("anna", order)
         operations.ask_to_release(mongo_store(), edit_key(order), asks)
         answer = anna.tell("beat")
         assert (answer["state"], answer["detail"]) == ("mine", told)
 
     def test_force_release(self, order: Order) -> None:
-        """In the lock admin, as with any lock; the editor is told."""
+        """The lock admin forces the release of an edit lock like that of any lock, and the editor is told."""
         anna = Tab("anna", order)
         page = staff("boss", superuser=True).get("/locks/django_mongolock/lock/")
         assert "edit lock · user anna" in text_of(page)
-        assert "session:" not in page.content.decode()  # a hash, which says nothing to people
+        assert "session:" not in page.content.decode()  # a hash, useless to people
         (holder,) = holders(order)
         operations.force_release(mongo_store(), edit_key(order), [holder["grant"]])
         assert anna.tell("beat")["state"] == "free"
 
     @pytest.mark.parametrize("junk", ["nonsense", "", "beat"])
     def test_junk(self, order: Order, junk: str) -> None:
-        """What makes no sense takes nothing and breaks nothing."""
+        """Junk takes nothing and breaks nothing."""
         fields = {"edit_lock_tab": "" if junk == "beat" else "$x\x00", "version_read": "junk"}
         more = {"idle": "-1", "edit_lock_take_over": "²"}
         assert tell(staff("anna"), page_of(order), junk or "take-over", fields, **more).status_code == 200
 
 
 class TestSave:
-    """On saving, the lock and the version are looked at; nobody's writing gets lost."""
+    """A save checks the lock and the version. No user's writing gets lost."""
 
     @pytest.mark.long
     def test_who_lost_the_lock_saves_nothing(self, order: Order) -> None:
-        """While another one edits; what was typed stays in its field."""
+        """A user who lost the lock to another editor saves nothing. The typed text stays in its field."""
         anna = Tab("anna", order)
         Tab("boss", order, TAKES).take_over(token_of(order))
         anna.send(item="car")
@@ -226,8 +228,8 @@ class TestSave:
         assert Order.objects.get().item == "bike"
 
     def test_changed_meanwhile(self, order: Order) -> None:
-        """What was changed is named, and who did it; mine stays, what I left alone takes theirs; sent again, it is
-        saved."""
+        """The page names the changes and their author. My text stays, and an untouched field takes the stored value.
+        The second send saves."""
         anna, boss = Tab("anna", order), Tab("boss", order, TAKES)
         boss.take_over(token_of(order))
         boss.send(item="boat", price="7", state="paid")
@@ -257,7 +259,8 @@ class TestSave:
 
     @pytest.mark.parametrize("seal", [None, "", "junk", "another"])
     def test_a_page_that_does_not_say(self, order: Order, seal: str | None) -> None:
-        """Nobody can tell what it has seen: it is not saved. What the page of another object says is worth nothing."""
+        """A page without its seal is not saved, because its contents are unknown. The seal of another object's page is
+        worth nothing."""
         anna = Tab("anna", order)
         sent = anna.fields | {"item": "car"}
         del sent["version_read"]
@@ -270,7 +273,7 @@ class TestSave:
 
     @pytest.mark.long
     def test_errors_of_the_form(self, order: Order) -> None:
-        """The page with the errors has the lock, also when the page before it says good-bye only now."""
+        """The page with the errors has the lock, even if the page before it leaves only now."""
         anna = Tab("anna", order)
         before = anna.fields
         anna.send(price="much")
@@ -287,13 +290,13 @@ class TestSave:
         assert (state_of(page), fields_of(page)["item"]) == ("mine", "car")
 
     def test_save_as_new(self, order: Order) -> None:
-        """Changes nothing of what is locked, so that it needs no lock."""
+        """ "Save as new" changes no locked object, and needs no lock."""
         assert Tab("anna", order).send(item="car", _saveasnew="1").status_code == 302
         assert Order.objects.filter(item="car").exists()
         assert "Save as new" not in Tab("ben", order).text
 
     def test_popup(self, order: Order) -> None:
-        """It has the lock as any page; saved, it closes itself, and the lock is free."""
+        """A popup has the lock like any page. After the save, it closes itself, and the lock is free."""
         address = f"{page_of(order.buyer)}?_popup=1&_to_field=id"
         anna, ben = Tab("anna", address), Tab("ben", address)
         assert (anna.state, ben.state) == ("mine", "busy")
@@ -306,7 +309,8 @@ class TestSave:
     @pytest.mark.parametrize("taken", [False, True])
     @pytest.mark.parametrize("changed", [False, True])
     def test_take_over_and_save_when_it_is_free(self, order: Order, *, taken: bool, changed: bool) -> None:
-        """Also where this page has taken it meanwhile: saved, or shown both versions; nobody is told of himself."""
+        """Taking over and saving works when the lock is free, or when this page has taken it meanwhile. The page saves,
+        or shows both versions. No user is reported to himself."""
         anna, boss = Tab("anna", order, TAKES), Tab("boss", order, TAKES)
         boss.take_over(token_of(order))
         anna.send(item="car")
@@ -328,7 +332,7 @@ class TestSave:
         assert holders(order) == []
 
     def test_deleted_meanwhile(self, order: Order) -> None:
-        """What was typed is shown, to be made anew."""
+        """The typed text is shown, to be created again."""
         anna = Tab("anna", order)
         order.delete()
         anna.send(item="car")
@@ -338,7 +342,7 @@ class TestSave:
         assert Order.objects.get().item == "car"
 
     def test_what_a_user_sees_no_more(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-        """F205: An object that the admin hides by now, such as one that is marked as deleted, can be created again."""
+        """F205: An object that the admin hides by now, such as a deleted one, can be created again."""
         anna, queryset = Tab("anna", order), OrderAdmin.get_queryset
         monkeypatch.setattr(OrderAdmin, "get_queryset", lambda *args: queryset(*args).exclude(state="closed"))
         Order.objects.update(state="closed")
@@ -348,7 +352,7 @@ class TestSave:
         assert sorted(each.item for each in Order.objects.all()) == ["bike", "car"]
 
     def test_a_form_whose_clean_raises(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What was left alone takes what is stored, whatever else is wrong with the form."""
+        """An untouched field takes the stored value, whatever else is wrong with the form."""
 
         def clean(self: Any) -> Any:
             if self.cleaned_data["item"] == "bad":
@@ -367,7 +371,7 @@ class TestSave:
 
     @pytest.mark.long
     def test_a_race_in_the_moment_of_the_save(self, mongo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever is faster between the look and the save is found out by the database, and shown."""
+        """If another writer is faster between the read and the save, the database detects it, and the page shows it."""
         ad = Ad.objects.create(user_id="1", title="boat", price=5)
         documents = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table]
         anna, save = Tab("anna", ad), Ad.save
@@ -384,7 +388,8 @@ class TestSave:
         assert (ad.title, ad.price) == ("boat", 7)
 
     def test_a_model_and_an_admin_that_know_versions(self) -> None:
-        """The version counts, also of what the form does not show; saved again, both checks have seen it."""
+        """The version counts, also for fields that the form does not show. At the second save, both checks have
+        passed."""
         rate = Rate.objects.create(name="EUR", value=1)
         anna = Tab("anna", rate)
         rate.value = 2
@@ -407,17 +412,17 @@ class TestInlines:
 
     @pytest.fixture
     def anna(self, rows: list[Order]) -> Tab:
-        """Has opened the page of the buyer."""
+        """Let anna open the page of the buyer."""
         return Tab("anna", rows[0].buyer)
 
     @pytest.fixture
     def bike(self, anna: Tab) -> int:
-        """The number of the row with the bike; the other one is 1 minus that."""
+        """Return the number of the row with the bike. The other row is 1 minus that number."""
         return next(number for number in (0, 1) if anna.fields[f"order_set-{number}-item"] == "bike")
 
     @pytest.mark.long
     def test_undisturbed(self, anna: Tab, bike: int) -> None:
-        """A row is changed, one added, one deleted."""
+        """A row is changed, one is added, and one is deleted."""
         typed = {f"order_set-{bike}-item": "car", f"order_set-{1 - bike}-DELETE": "on"}
         typed |= {"order_set-2-item": "new", "order_set-2-price": "1"}
         assert anna.send(typed).status_code == 302
@@ -425,7 +430,7 @@ class TestInlines:
 
     @pytest.mark.long
     def test_a_row_that_another_user_changed(self, anna: Tab, bike: int) -> None:
-        """A row that was left alone takes theirs, so that saving again does not put it back."""
+        """An untouched row takes the other user's values, so that the second send does not overwrite them."""
         Order.objects.update(price=50)
         anna.send({f"order_set-{bike}-price": "9"})
         assert anna.state == "refused"
@@ -435,8 +440,8 @@ class TestInlines:
         assert sorted(Order.objects.values_list("price", flat=True)) == [9, 50]
 
     def test_rows_that_are_gone_or_new(self, anna: Tab, bike: int, rows: list[Order]) -> None:
-        """A row that was added or deleted meanwhile keeps nobody from saving. What was typed into a deleted row is
-        shown, until the row is marked."""
+        """A row that was added or deleted meanwhile does not prevent saving. Text typed into a deleted row is shown
+        until the row is marked."""
         Order.objects.create(buyer=rows[1].buyer, item="added", price=1)
         Order.objects.filter(item="bike").delete()
         anna.send({f"order_set-{bike}-item": "car", f"order_set-{1 - bike}-item": "cap"})
@@ -446,14 +451,14 @@ class TestInlines:
         assert sorted(Order.objects.values_list("item", flat=True)) == ["added", "cap"]
 
     def test_a_row_left_alone_that_is_gone(self, anna: Tab, bike: int) -> None:
-        """A row that nobody has typed into keeps no other from being saved."""
+        """A deleted row that nobody has typed into does not keep other rows from being saved."""
         Order.objects.filter(item="bike").delete()
         assert anna.send({f"order_set-{1 - bike}-item": "cap"}).status_code == 302
         assert [each.item for each in Order.objects.all()] == ["cap"]
 
 
 class TestKeys:
-    """Any kind of primary key."""
+    """Primary keys of any kind."""
 
     @pytest.mark.parametrize(
         "make",
@@ -467,7 +472,8 @@ class TestKeys:
         ],
     )
     def test_key(self, make: Any) -> None:
-        """ObjectId, UUID, text with odd characters: taken, seen by others, kept, saved, free."""
+        """An object with a key of an ObjectId, a UUID or odd text can be taken, is seen by others, kept, saved, and
+        freed."""
         obj = make()
         page = reverse(f"editing:{obj._meta.app_label}_{obj._meta.model_name}_change", args=[quote(obj.pk)])
         anna, ben = Tab("anna", page), Tab("ben", page)
@@ -480,7 +486,7 @@ class TestKeys:
         assert holders(obj) == []
 
     def test_a_key_that_is_too_long(self) -> None:
-        """Or is none at all: it goes in by a hash, and two have two locks."""
+        """A key that is too long, or not allowed, is replaced by a hash. Two such keys have two locks."""
         keys = {edit_key(PlainRate, "x" * n) for n in (10, 600, 601, 9_999)} | {edit_key(PlainRate, "x\x00")}
         assert len(keys) == 5
         assert all(key.startswith("edit:rates.plainrate:") and len(key) <= 512 for key in keys)
@@ -490,10 +496,10 @@ class TestKeys:
 
 
 class TestDeleting:
-    """What another user is editing is not deleted."""
+    """An object that another user is editing is not deleted."""
 
     def test_the_page(self, order: Order) -> None:
-        """The editor himself may; others are sent to the page, which says who edits."""
+        """The editor may delete. Other users are sent to the page, with the name of the editor."""
         anna, ben, pk = Tab("anna", order).client, staff("ben"), order.pk
         address = page_of(order).replace("change", "delete")
         for answer in (ben.get(address, follow=True), ben.post(address, {"post": "yes"}, follow=True)):
@@ -506,7 +512,7 @@ class TestDeleting:
         assert holders(f"shop.order:{pk}") == []
 
     def test_the_action(self, order: Order) -> None:
-        """Nothing is deleted that is being edited."""
+        """An edited object is not deleted."""
         anna, ben = Tab("anna", order), staff("ben")
         chosen = {"action": "delete_selected", "_selected_action": [str(order.pk)], "post": "yes"}
         assert "This is being edited by anna." in text_of(ben.post(LIST, chosen))
@@ -533,7 +539,7 @@ class TestDeleting:
 
 
 class TestList:
-    """The list says what is being edited, and by whom."""
+    """The list shows the edited objects, with their editors."""
 
     @pytest.fixture
     def orders(self, order: Order) -> list[Order]:
@@ -545,7 +551,7 @@ class TestList:
 
     @pytest.mark.long
     def test_column(self, orders: list[Order], commands: Commands) -> None:
-        """A name and since when, for any admin with the mixin, by one command."""
+        """The column shows the editor and the start, for any admin with the mixin, by one command."""
         ben = staff("ben")
         assert Tab("anna", orders[0]).state == "mine"
         commands.sent.clear()
@@ -562,12 +568,12 @@ class TestList:
 
     @pytest.mark.long
     def test_without_mongo(self, orders: list[Order], away: None) -> None:
-        """The list is there, and does not know."""
+        """Without MongoDB, the list is shown without editors."""
         assert self.editors(staff("anna").get(LIST)) == ["?", "?"]
 
 
 class TestWithoutMongo:
-    """While MongoDB is away: a warning, and the version; or nothing at all."""
+    """While MongoDB is away, the page shows a warning and checks the version, or does nothing at all."""
 
     @pytest.mark.long
     def test_open(self, order: Order, away: None) -> None:
@@ -585,7 +591,7 @@ class TestWithoutMongo:
 
     @pytest.mark.long
     def test_closed(self, order: Order, settings: Settings, away: None) -> None:
-        """With EDIT_FAIL_CLOSED, it is for reading, and nothing is saved."""
+        """With EDIT_FAIL_CLOSED, the form is read-only, and nothing is saved."""
         set_locks(settings, EDIT_FAIL_CLOSED=True)
         anna = Tab("anna", order)
         assert anna.state == "away"
@@ -600,8 +606,8 @@ class TestWithoutMongo:
     def test_many(
         self, order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch, away: None, closed: bool
     ) -> None:
-        """Of many objects that are deleted, one waits for MongoDB. With EDIT_FAIL_CLOSED neither the list nor the pages
-        that delete change anything."""
+        """When many objects are deleted, only one waits for MongoDB. With EDIT_FAIL_CLOSED, neither the list nor the
+        pages that delete change anything."""
         set_locks(settings, EDIT_FAIL_CLOSED=closed)
         Order.objects.create(buyer=order.buyer, item="hat", price=1)
         reads, read = list[EditLock](), EditLock.read
@@ -645,8 +651,8 @@ class TestWithoutMongo:
 
 
 def test_sent_again_after_a_lost_answer(order: Order) -> None:
-    """F212: Without JavaScript, the same form may come twice. The second time there is nothing to save, and nobody
-    edits."""
+    """F212: Without JavaScript, the same form may come twice. The second time there is nothing to save, and nobody is
+    editing."""
     anna = Tab("anna", order)
     sent = anna.fields | {"item": "car"}
     assert anna.client.post(anna.address, sent).status_code == 302

@@ -1,4 +1,4 @@
-"""Edit locks in real browsers: two people, or two tabs, in one form, through all ways that it can go."""
+"""Edit locks in real browsers, with two people or two tabs in one form, in all possible ways."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _quick(chromium: Any, settings: Settings, locks: Locks) -> None:
-    """Beats that a test can wait for."""
+    """Set beats that a test can wait for."""
     set_locks(settings, EDIT_BEAT=0.3, EDIT_LEASE=30)
     settings.MIDDLEWARE = [MIDDLEWARE, *settings.MIDDLEWARE]
 
@@ -73,7 +73,8 @@ class Person:
 
 
 class Requests:
-    """Those that the server is answering. While there are any, SQLite refuses to empty its tables after a test."""
+    """The requests that the server is answering. SQLite refuses to empty its tables after a test while there are
+    any."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -88,7 +89,7 @@ class Requests:
         self.last = time.monotonic()
 
     def are_over(self) -> bool:
-        """Also what a tab has sent when it was closed."""
+        """Return whether all requests have ended, including those of a closed tab."""
         return not self.threads and time.monotonic() - self.last > 0.3
 
 
@@ -105,7 +106,7 @@ def requests(live_server: LiveServer) -> Iterator[Requests]:
 
 @pytest.fixture
 def people(chromium: Any, live_server: LiveServer, requests: Requests) -> Iterator[Callable[..., Person]]:
-    """Makes people. Nothing that their browsers were given may break the policy, or raise."""
+    """Return a function that makes people. Their pages may not break the policy, or raise."""
     made: list[Person] = []
 
     def make(name: str, *permissions: str, **options: Any) -> Person:
@@ -131,14 +132,14 @@ def save(tab: Any, then: str = "**/shop/order/") -> None:
 
 
 def take_over(tab: Any) -> None:
-    """Take the lock from the editor, and wait until the page says so, which may be a new one."""
+    """Take the lock from the editor, and wait until the page says so. The page may be a new one."""
     tab.click("summary")
     tab.click("text=Yes, take over")
     says(tab, "You are editing this.")
 
 
 def patiently(call: Callable[[], Any]) -> Any:
-    """SQLite lets nobody wait who shares its memory with the threads of the server: ask again."""
+    """Retry *call*. SQLite does not wait when threads of the server share its memory."""
     for _ in range(50):
         with suppress(OperationalError, UpdateError):  # as sessions call it
             return call()
@@ -152,7 +153,7 @@ def item_of(order: Order) -> str:
 
 
 def test_busy_until_it_is_free(people: Callable[..., Person], order: Order) -> None:
-    """The second one reads; when the first saves, it is told so by itself, and may edit what is there then."""
+    """The second one reads. When the first one saves, the second page says so by itself, and may edit the new state."""
     first, second = people("anna").open(page_of(order)), people("ben").open(page_of(order))
     says(first, "You are editing this.")
     says(second, "This is being edited by anna.")
@@ -171,7 +172,7 @@ def test_busy_until_it_is_free(people: Callable[..., Person], order: Order) -> N
     "way", ["enter", *(pytest.param(way, marks=pytest.mark.program) for way in ("save", "take over"))]
 )
 def test_refused_and_on(people: Callable[..., Person], order: Order, settings: Settings, way: str) -> None:
-    """A save that came before the beat that would have told: refused, and later the page is as good as any."""
+    """A save that comes before the beat about the loss is refused. Later the page works like any other."""
     set_locks(settings, EDIT_BEAT=20, EDIT_LEASE=120)
     first = people("anna", "take_over_edit_lock").open(page_of(order))
     first.fill("[name=item]", "car")
@@ -215,7 +216,7 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
 
 
 def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
-    """Who lost it takes it back in its place, with the permission, and loses nothing of what was typed."""
+    """A user who lost the lock takes it back with the permission, and loses none of the typed text."""
     first = people("anna", "take_over_edit_lock").open(page_of(order))
     second = people("boss", "take_over_edit_lock").open(page_of(order))
     first.fill("[name=item]", "car")
@@ -228,7 +229,7 @@ def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_logout(people: Callable[..., Person], order: Order) -> None:
-    """In another tab: free at once; the form keeps what was typed and says what to do."""
+    """A logout in another tab frees the lock at once. The form keeps the typed text, and names the next step."""
     anna, ben = people("anna"), people("ben")
     first = anna.open(page_of(order))
     first.fill("[name=item]", "car")
@@ -257,7 +258,8 @@ def test_logout(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_logged_out_while_it_is_saved(people: Callable[..., Person], order: Order, settings: Settings) -> None:
-    """Before a beat has noticed it: after the login, what was typed is offered; once it is saved, it is not."""
+    """A logout may come before a beat has noticed it. After the login, the typed text is offered. Once it is saved, it
+    is not."""
     set_locks(settings, EDIT_BEAT=30, EDIT_LEASE=120)
     anna = people("anna")
     tab = anna.open("/admin/")
@@ -283,7 +285,7 @@ def test_logged_out_while_it_is_saved(people: Callable[..., Person], order: Orde
 
 @pytest.mark.parametrize("way", ["closed", "elsewhere"])
 def test_left(people: Callable[..., Person], order: Order, way: str) -> None:
-    """A closed tab, or another page in it: free at once, by a beacon."""
+    """A closed tab, or another page in it, frees the lock at once, by a beacon."""
     first = people("anna").open(page_of(order))
     assert holders(order)
     if way == "closed":
@@ -294,7 +296,7 @@ def test_left(people: Callable[..., Person], order: Order, way: str) -> None:
 
 
 def test_reload_and_back(people: Callable[..., Person], order: Order) -> None:
-    """The same tab has it again, after a reload as after a way there and back."""
+    """The same tab has the lock again, after a reload and after a way there and back."""
     tab = people("anna").open(page_of(order))
     says(tab, "You are editing this.")
     for _ in range(3):
@@ -312,11 +314,11 @@ def test_reload_and_back(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_back_forward_cache(people: Callable[..., Person], order: Order) -> None:
-    """A page that the browser kept, as it was left, takes the lock again; if it is not to be had, it says so."""
+    """A page that the browser kept takes the lock again. If the lock is busy, the page says so."""
     anna, ben = people("anna"), people("ben")
     tab = anna.open(page_of(order))
     tab.fill("[name=item]", "car")
-    # Headless chromium keeps no page: play what it does.
+    # Headless chromium keeps no page, so its events are played here.
     name = tab.input_value("[name=edit_lock_tab]")
     tab.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}))")
     assert eventually(lambda: not holders(order))
@@ -333,7 +335,7 @@ def test_back_forward_cache(people: Callable[..., Person], order: Order) -> None
 
 
 def test_second_tab(people: Callable[..., Person], order: Order) -> None:
-    """The same user in another tab is told that it is he, may take over, and the first tab is told."""
+    """The second tab shows its user as the editor, and may take over. The first tab is told."""
     anna = people("anna")
     first = anna.open(page_of(order))
     with anna.context.expect_page() as opened:  # with a copy of the first one's session storage
@@ -345,7 +347,7 @@ def test_second_tab(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_double_click(people: Callable[..., Person], order: Order) -> None:
-    """The browser asks for the page twice, and shows one: it is not told of itself."""
+    """The browser requests the page twice, and shows one. The page does not report its own user as another editor."""
     anna = people("anna")
     anna.open(page_of(order)).close(run_before_unload=True)
     assert eventually(lambda: not holders(order))
@@ -355,7 +357,7 @@ def test_double_click(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_idle(people: Callable[..., Person], order: Order, settings: Settings) -> None:
-    """After a time without a key: free for others; one click goes on."""
+    """After a time without a key press, the lock is free for others. One click goes on."""
     set_locks(settings, EDIT_IDLE=1)
     tab = people("anna").open(page_of(order))
     tab.fill("[name=item]", "car")
@@ -369,7 +371,7 @@ def test_idle(people: Callable[..., Person], order: Order, settings: Settings) -
 
 
 def test_draft(people: Callable[..., Person], order: Order) -> None:
-    """What was typed and not saved is offered again in the same tab, and goes with the save."""
+    """Unsaved text is offered again in the same tab, and ends with the save."""
     tab = people("anna").open(page_of(order))
     tab.fill("[name=item]", "car")
     tab.select_option("[name=state]", "paid")
@@ -387,7 +389,7 @@ def test_draft(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_draft_of_another(people: Callable[..., Person], order: Order) -> None:
-    """F208: A draft belongs to its user: who logs in next in the same tab is offered nothing, and finds nothing."""
+    """F208: A draft belongs to its user. The next user in the same tab is offered nothing, and finds nothing."""
     anna = people("anna")
     tab = anna.open(page_of(order))
     tab.fill("[name=item]", "private")
@@ -402,7 +404,7 @@ def test_draft_of_another(people: Callable[..., Person], order: Order) -> None:
     assert "private" not in tab.evaluate("JSON.stringify(sessionStorage)")
 
 
-#: Colours fade to those of another scheme, or to those of a link that has the focus.
+#: Colours fade to those of another scheme, or to those of a link with the focus.
 FADED = """async () => {
     await new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)));
     await Promise.allSettled(document.getAnimations().map(animation => animation.finished));
@@ -421,7 +423,8 @@ def accessible(tab: Any, axe: str, *schemes: str) -> None:
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.program)])
 def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool) -> None:
-    """Every state of the panel, in the admin and outside of it; at first the reader and a refused save."""
+    """Every state of the panel is accessible, in the admin and outside of it. By default, only the reader and a refused
+    save are checked."""
     schemes = ("light", "dark") if whole else ("dark",)
     more = schemes if whole else ()
     axe = Path(sync_playwright.__file__).with_name("axe.min.js").read_text()

@@ -1,4 +1,4 @@
-"""What a real browser sends back of what it was shown: on the form, in the list and on the page that deletes (F91)."""
+"""The data that a real browser sends back, on the form, in the list and on the page that deletes (F91)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ LIST = "/admin/rates/note/"
 
 @pytest.fixture
 def note(settings: Settings) -> Note:
-    """A note, in the admin of a site whose days end at another time than those of the database."""
+    """Return a note in the admin of a site with another time zone than that of the database."""
     settings.TIME_ZONE = "Asia/Kolkata"
     notes.make_tables()
     return new_note()
 
 
 def rows_of(note: Note) -> list[dict[str, Any]]:
-    """The note and its rows as they are stored, but for the title."""
+    """Return the note and its rows as they are stored, without the title."""
     names = [field.attname for field in Note._meta.concrete_fields if field.name != "title"]
     others = {"others": list(note.others.values_list("pk", flat=True))}
     return [others, *patiently(lambda: [*Note.objects.values(*names), *Row.objects.order_by("pk").values()])]
 
 
 def test_left_alone(people: Callable[..., Person], note: Note) -> None:
-    """Only what was typed is written: other fields and rows keep what another writer has changed meanwhile."""
+    """Only the typed text is written. Other fields and rows keep another writer's changes."""
     tab = people("root", superuser=True).open(f"{LIST}{note.pk}/change/")
     says(tab, "You are editing this.")
     tab.fill("[name=title]", "mine")
@@ -53,7 +53,7 @@ def test_left_alone(people: Callable[..., Person], note: Note) -> None:
 
 @pytest.mark.parametrize("name", ["one.txt", "two.txt"])
 def test_file(people: Callable[..., Person], note: Note, name: str) -> None:
-    """F91: a page cannot keep a file that was chosen, and says so; also of one with the name of the stored one."""
+    """F91: A page cannot keep a chosen file, and says so, even if the file has the name of the stored one."""
     tab = people("root", superuser=True).open(f"{LIST}{note.pk}/change/")
     says(tab, "You are editing this.")
     tab.set_input_files("[name=file]", {"name": name, "mimeType": "text/plain", "buffer": b"new"})
@@ -69,7 +69,7 @@ def test_file(people: Callable[..., Person], note: Note, name: str) -> None:
 
 
 def test_list(people: Callable[..., Person], note: Note) -> None:
-    """A list that was open while another writer saved writes over nothing; shown again, it saves."""
+    """A list that was open while another writer saved overwrites nothing. The second send saves."""
     tab = people("root", superuser=True).open(LIST)
     tab.fill("[name=form-0-title]", "mine")
     patiently(lambda: Note.objects.update(title="theirs", line="theirs"))

@@ -1,4 +1,4 @@
-"""`EditLock`: the lock of one tab, in MongoDB and in memory, blocking and awaited."""
+"""`EditLock` is the lock of one tab, in MongoDB and in memory, blocking and awaited."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Do = Callable[..., EditLockStatus]
 
 
 def editor(status: EditLockStatus) -> Editor:
-    """The editor; there is one."""
+    """Return the only editor."""
     assert status.editor
     return status.editor
 
 
 def test_one_at_a_time(do: Do, key: str) -> None:
-    """Taken, kept, given back, taken by the next; tokens grow."""
+    """A lock is taken, kept, released, and taken by the next. Tokens grow."""
     anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
     first = do(anna, "take")
     assert (first.held, editor(first).who, editor(first).name) == (True, "mine", "anna")
@@ -52,7 +52,7 @@ def test_one_at_a_time(do: Do, key: str) -> None:
 
 
 def test_what_a_tab_released_it_does_not_take_again(do: Do, key: str) -> None:
-    """A command that was held up on its way cannot bring it back."""
+    """A late command cannot bring back a released lock."""
     anna = EditLock(key, ANNA)
     do(anna, "take")
     do(anna, "release")
@@ -62,18 +62,18 @@ def test_what_a_tab_released_it_does_not_take_again(do: Do, key: str) -> None:
 
 
 def test_taking_over(do: Do, key: str) -> None:
-    """In one command: from that editor, and from nobody else; the loser's commands change nothing."""
+    """A take-over is one command, from that editor only. The loser's commands change nothing."""
     anna, ben, carla = (EditLock(key, person) for person in (ANNA, BEN, Person("3", "carla")))
     token = editor(do(anna, "take")).token
     assert do(ben, "take_over", token).held
     assert not do(carla, "take_over", token).held
     assert [editor(do(anna, name)).name for name in ("beat", "release")] == ["ben", "ben"]
     do(ben, "release")
-    assert do(carla, "take_over", token).held  # nobody has it: it is free
+    assert do(carla, "take_over", token).held  # nobody holds it any more
 
 
 def test_succeeding(do: Do, key: str) -> None:
-    """The next page of a tab takes the place of the one before, once; another user's page does not."""
+    """The next page of a tab takes the place of the one before, once. Another user's page does not."""
     first, second, third, ben = EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, BEN)
     do(first, "take")
     assert not do(ben, "take", first.tab).held
@@ -84,14 +84,14 @@ def test_succeeding(do: Do, key: str) -> None:
 
 
 def until_let_in(do: Do, other: EditLock) -> None:
-    """Wait until *other* is let in, with a moment in which it need not be looked at what the one before believes."""
+    """Wait until *other* is let in."""
     assert eventually(lambda: do(other, "take").held, 20)
 
 
 @pytest.mark.long
 def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
-    """By the server's clock: nobody has to clean up. F62: whoever goes on for longer than its lease knows before by its
-    own clock that it has the lock no more."""
+    """The lease ends by the server's clock, without any cleaning up. F62: a tab that goes on for longer than its lease
+    knows the end earlier, by its own clock."""
     set_locks(settings, EDIT_LEASE=2)
     anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
     mine = do(anna, "take")
@@ -104,7 +104,7 @@ def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
 
 @pytest.mark.long
 def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
-    """F62: a tab that asks for what it has keeps it for another lease from then on, and believes no more than that."""
+    """F62: A tab that takes its own lock keeps it for another lease from then on, and believes no more than that."""
     set_locks(settings, EDIT_LEASE=2)
     anna = EditLock(key, ANNA)
     first = do(anna, "take")
@@ -118,7 +118,8 @@ def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
 
 @pytest.mark.long
 def test_a_look_makes_no_belief_longer(do: Do, key: str, settings: Settings, locks: Locks) -> None:
-    """F62: not where another primary's clock makes the lock look as if it lasted, nor for who has not renewed it."""
+    """F62: A read does not extend a tab's belief, even if another primary's clock makes the lock look longer. A tab
+    that has not renewed gains nothing, either."""
     set_locks(settings, EDIT_LEASE=2)
     anna = EditLock(key, ANNA)
     assert do(anna, "take").held
@@ -142,13 +143,13 @@ _AN_HOUR_LATER = {
 
 
 class TestForks:
-    """An edit lock is the tab's, for the time of a request: what that forks has nothing to do with it."""
+    """An edit lock belongs to the tab for the time of a request. Forked children of the request have no part in it."""
 
     pytestmark: ClassVar = FORKS
 
     @pytest.mark.parametrize("name", ["take", "beat", "read", "release", "take_over"])
     def test_a_child(self, do: Do, key: str, locks: Locks, name: str) -> None:
-        """F63: nothing is sent for the parent's tab, and it is told that this cannot be known."""
+        """F63: Nothing is sent for the parent's tab, and the child is told that the state is unknown."""
         anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
         mine = do(anna, "take")
         arguments: dict[str, tuple[Any, ...]] = {"take_over": (editor(mine).token,)}
@@ -166,7 +167,8 @@ class TestForks:
         assert do(anna, "beat").held
 
     def test_a_child_with_locks_of_its_own(self, do: Do, key: str) -> None:
-        """F63: a fresh one is the child's; for the tab that has the lock as well, whoever knows its name."""
+        """F63: A fresh lock object is the child's. The object works for the tab that has the lock as well, if the child
+        knows its name."""
         anna = EditLock(key, ANNA)
         do(anna, "take")
 
@@ -180,7 +182,7 @@ class TestForks:
 
 @pytest.mark.long
 def test_away(do: Do, key: str, away: None) -> None:
-    """Nothing is raised, and the password of the connection is nowhere."""
+    """No error is raised, and the password of the connection is shown nowhere."""
     status = do(EditLock(key, ANNA), "take")
     assert (status.held, status.free, status.editor) == (False, False, None)
     assert "did not answer" in status.problem
@@ -188,14 +190,14 @@ def test_away(do: Do, key: str, away: None) -> None:
 
 
 def test_a_damaged_document(do: Do, key: str, locks: Locks) -> None:
-    """It is a problem of its own object: nobody is told that the lock is free."""
+    """A damaged document is a problem of its own object. No user is told that the lock is free."""
     locks.collection.insert_one({"_id": key, "holders": "nonsense"})
     status = do(EditLock(key, ANNA), "take")
     assert (bool(status.problem), status.held, status.free) == (True, False, False)
 
 
 def test_one_command(key: str, locks: Locks, commands: Commands) -> None:
-    """For each thing that it does; a take-over looks first."""
+    """Each method is one command. A take-over reads first."""
     anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
     token = editor(anna.take()).token
     for lock, name, args in ((anna, "beat", ()), (anna, "read", ()), (ben, "take", ()), (ben, "take_over", (token,))):
@@ -208,7 +210,7 @@ def test_one_command(key: str, locks: Locks, commands: Commands) -> None:
 
 
 def test_a_crowd(key: str, locks: Locks) -> None:
-    """Of many tabs at the same moment, one gets it; of many take-overs from it, one."""
+    """If many tabs come at the same moment, one gets the lock. If many take it over, one succeeds."""
     tabs = [EditLock(key, Person(str(number), f"user{number}")) for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
         (winner,) = [status for status in pool.map(EditLock.take, tabs) if status.held]
@@ -225,7 +227,7 @@ def test_the_work_on_a_row_does_not_wait_for_people(locks: Locks) -> None:
 
 
 def test_clearing_stale_locks_leaves_a_living_editor(key: str, locks: Locks) -> None:
-    """And clears one that is over, as any lock."""
+    """A living editor keeps the lock. The lock of an editor that is gone is cleared, like any lock."""
     anna = EditLock(key, ANNA)
     anna.take()
     assert operations.clear_stale(mongo_store(), [key]) == (0, 0)

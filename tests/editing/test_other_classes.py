@@ -1,4 +1,4 @@
-"""Edit locks and versions among the admin classes of other people: what was refused is not saved."""
+"""Edit locks and versions together with admin classes of other people. A refused change is not saved."""
 
 # ruff: noqa: DJ008 - they are never shown
 # mypy: disable-error-code="comparison-overlap"
@@ -58,7 +58,7 @@ class OwnForm:
 
 
 class OwnBoldForm:
-    """The same, of a form that does not say what is wrong."""
+    """An admin with a form that hides its errors."""
 
     def get_form(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
         return BoldForm
@@ -129,11 +129,11 @@ def made(own: type, *, first: bool, base: type = EditLockMixin) -> type:
 
 @pytest.mark.parametrize("first", [True, False])
 class TestRefused:
-    """What is refused is not saved, whatever the other class overrides, with or without super()."""
+    """A refused change is not saved, whatever the other class overrides, with or without super()."""
 
     @pytest.mark.parametrize("own", [OwnForm, OwnBoldForm])
     def test_a_stale_page(self, use: Callable[..., Any], order: Order, own: type, *, first: bool) -> None:
-        """F200: The form of the other class shows the conflict; a form that hides it is rolled back."""
+        """F200: The form of the other class shows the conflict. A form that hides it is rolled back."""
         use(made(own, first=first))
         anna = Tab("anna", order)
         Order.objects.update(item="theirs")
@@ -169,7 +169,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("action", ["delete_selected", "at_once"])
     def test_deleting(self, use: Callable[..., Any], order: Order, action: str, *, first: bool) -> None:
-        """F200: What another user is editing is not deleted."""
+        """F200: An object that another user is editing is not deleted."""
         use(made(OwnDelete, first=first))
         Tab("anna", order)
         ben = Tab("ben", LIST)
@@ -203,7 +203,7 @@ class Secret(models.Model):
 
 
 class SecretAdmin(EditLockMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    """With its list."""
+    """An admin with an editable list."""
 
     list_display = ("id", "token")
     list_editable = ("token",)
@@ -220,10 +220,10 @@ def secret(locks: Locks) -> Secret:
 
 
 class TestValues:
-    """What is compared is the value that the page showed."""
+    """The value that the page showed is compared."""
 
     def test_a_value_that_is_stored_otherwise_each_time(self, use: Callable[..., Any], secret: Secret) -> None:
-        """F202: It is saved on the page, in the list, and deleted; and another value is noticed."""
+        """F202: The value is saved on the page and in the list, and can be deleted. Another value is noticed."""
         use(SecretAdmin, Secret)
         anna = Tab(staff("root", superuser=True), secret)
         assert anna.send(token="mine").status_code == 302
@@ -244,7 +244,7 @@ class TestValues:
 
     @pytest.mark.parametrize("kind", ["EditLockMixin", "VersionedAdmin"])
     def test_fields_that_a_document_lacks(self, use: Callable[..., Any], mongo: Any, kind: str) -> None:
-        """F201: A field, and the version, that were added after the document was written."""
+        """F201: A page is saved although a field and the version were added after the document was written."""
         base = VersionedAdmin if kind == "VersionedAdmin" else EditLockMixin
         use(type("Old", (base, admin.ModelAdmin), {"fields": ("title", "body", "price", "opted_in")}), Ad)
         documents, pk = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table], ObjectId()
@@ -278,11 +278,11 @@ class BuyerWithRows(EditLockMixin, admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 class TestDeleted:
-    """What was deleted while a user typed can be created again."""
+    """An object deleted while a user typed can be created again."""
 
     @pytest.mark.parametrize("base", [EditLockMixin, VersionedAdmin])
     def test_with_rows(self, use: Callable[..., Any], order: Order, base: Any) -> None:
-        """F205: The object and its rows, also the new one."""
+        """F205: The object and its rows, including the new one, can be created again."""
         use(type("Buyers", (base, admin.ModelAdmin), {"fields": ("username",), "inlines": BuyerWithRows.inlines}), User)
         anna = Tab(staff("root", superuser=True), order.buyer)
         order.buyer.delete()
@@ -293,7 +293,7 @@ class TestDeleted:
         assert sorted(each.item for each in made.order_set.all()) == ["bike", "new"]
 
     def test_without_the_right_to_add(self, use: Callable[..., Any], order: Order) -> None:
-        """F205: What was typed stays on the page, and nothing is created."""
+        """F205: The typed text stays on the page, and nothing is created."""
         use(type("Fixed", (EditLockMixin, admin.ModelAdmin), {"has_add_permission": lambda *_: False}))
         anna = Tab("anna", order)
         order.delete()
@@ -306,18 +306,18 @@ class TestDeleted:
 
 @pytest.mark.parametrize("base", [EditLockMixin, VersionedAdmin])
 class TestBusyList:
-    """A row of the list is saved whatever becomes of the others."""
+    """A row of the list is saved whatever happens to the others."""
 
     @pytest.fixture
     def tab(self, use: Callable[..., Any], order: Order, base: Any) -> Tab:
-        """A list of two: `form-0` is the hat, `form-1` the bike."""
+        """Return a list of two, with the hat as `form-0` and the bike as `form-1`."""
         own = {"list_display": ("pk", "item", "price"), "list_editable": ("item", "price")}
         use(type("Listed", (base, admin.ModelAdmin), own))
         Order.objects.create(buyer=order.buyer, item="hat", price=3)
         return Tab("anna", LIST)
 
     def test_another_row_was_changed(self, tab: Tab) -> None:
-        """F206: It keeps what the other user has written."""
+        """F206: The row keeps the other user's values."""
         Order.objects.filter(item="hat").update(price=7)
         assert tab.send({"form-1-price": "9", "_save": "Save"}).status_code == 302
         assert sorted(Order.objects.values_list("item", "price")) == [("bike", 9), ("hat", 7)]
@@ -330,7 +330,7 @@ class TestBusyList:
 
     @pytest.mark.parametrize("typed", [{}, {"form-0-price": "8"}])
     def test_a_row_was_deleted(self, tab: Tab, typed: dict[str, str]) -> None:
-        """F206: The page says so, and what was typed into it."""
+        """F206: The page reports the deletion, and shows the text typed into the row."""
         Order.objects.filter(item="hat").delete()
         page = tab.client.post(LIST, tab.fields | typed | {"form-1-price": "9", "_save": "Save"}, follow=True)
         assert list(Order.objects.values_list("item", "price")) == [("bike", 9)]

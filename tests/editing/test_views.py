@@ -1,4 +1,5 @@
-"""Views with an edit lock: a class with `EditLockViewMixin`, a coroutine with `Editing`. And unusual admins."""
+"""Views with an edit lock, as a class with `EditLockViewMixin` and as a coroutine with `Editing`, and unusual
+admins."""
 
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ pytestmark = WITH_MONGO
 
 @pytest.mark.parametrize("kind", ["own", "async"])
 class TestOwnViews:
-    """Both kinds do the same."""
+    """Views as classes and as coroutines, with the same tests."""
 
     @pytest.fixture
     def address(self, order: Order, kind: str) -> str:
         return f"/{kind}/{order.pk}/"
 
     def test_two_people(self, order: Order, address: str) -> None:
-        """The second reads; the first saves; then the second may."""
+        """The second user reads while the first one edits. After the first save, the second may edit."""
         anna, ben = Tab("anna", address), Tab("ben", address)
         assert anna.state == "mine"
         assert "This is being edited by anna." in ben.text
@@ -48,7 +49,7 @@ class TestOwnViews:
         assert holders(order) == []
 
     def test_lost(self, order: Order, address: str) -> None:
-        """Nothing is saved; what was left alone takes theirs; sent again, it is saved."""
+        """Nothing is saved. An untouched field takes the stored value. The second send saves."""
         anna = Tab("anna", address)
         Order.objects.update(item="boat", price=7)
         anna.send(item="car")
@@ -61,7 +62,8 @@ class TestOwnViews:
         assert (saved.item, int(saved.price), holders(order)) == ("car", 7, [])
 
     def test_script(self, address: str) -> None:
-        """Beats, leaving, taking again, taking over; a form is up to date with the fields that it has."""
+        """The script of the page sends beats, leaves, takes again and takes over. A form is compared by its own
+        fields."""
         anna, boss = Tab("anna", address), Tab("boss", address, TAKES)
         assert anna.tell("beat")["state"] == "mine"
         looked = boss.tell("read")
@@ -75,7 +77,7 @@ class TestOwnViews:
 
 
 def test_an_editor_without_a_login(order: Order) -> None:
-    """A session identifies an editor; without one, the lock exists all the same."""
+    """A session identifies an editor. The lock works without a session, too."""
     first, second = (Tab(Client(), f"/own/{order.pk}/") for _ in range(2))
     assert first.state == "mine"
     assert "This is being edited by someone else." in second.text
@@ -86,7 +88,7 @@ def test_an_editor_without_a_login(order: Order) -> None:
 
 
 def test_anything_that_has_a_name(locks: Locks) -> None:
-    """A page of settings, for one."""
+    """An edit lock works for anything with a name, such as a page of settings."""
     request = RequestFactory().get("/")
     request.user = User.objects.create(username="anna")
     editing = Editing.open(request, "settings")
@@ -98,7 +100,8 @@ def test_anything_that_has_a_name(locks: Locks) -> None:
 
 @pytest.mark.parametrize("page", ["change", "delete"])
 def test_released_after_the_commit(order: Order, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    """Under ATOMIC_REQUESTS as well: who comes next sees what was saved, or that it was deleted."""
+    """The lock is released after the commit, also under ATOMIC_REQUESTS. The next user sees the saved or deleted
+    object."""
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
     database: Any = connections["default"]
     key, left, commit, anna = f"shop.order:{order.pk}", list[int](), database._commit, Tab("anna", order)
@@ -115,7 +118,7 @@ def test_released_after_the_commit(order: Order, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_conflict_each_time(order: Order, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
-    """What was typed is shown again, however often another writer is faster."""
+    """The typed text is shown again, however often another writer is faster."""
     anna = Tab("anna", f"/own/{order.pk}/" if own else order)
     error = OperationalError(1213, "Deadlock found") if own else VersionConflict("shop.Order", order.pk, 1)
     monkeypatch.setattr(Order, "save", Mock(side_effect=error))
@@ -125,7 +128,8 @@ def test_a_conflict_each_time(order: Order, monkeypatch: pytest.MonkeyPatch, own
 
 @pytest.mark.parametrize("late", [False, True])
 def test_deleted_meanwhile(order: Order, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Also while it is being saved: what was typed is shown each time that it is sent, and nothing stays locked."""
+    """If the object is deleted, even during the save, the typed text is shown at each send, and nothing stays
+    locked."""
     anna, key, save = Tab("anna", f"/own/{order.pk}/"), f"shop.order:{order.pk}", Editing.run
     if late:
         monkeypatch.setattr(Editing, "run", lambda *args: (order.delete(), save(*args))[1])
@@ -138,7 +142,8 @@ def test_deleted_meanwhile(order: Order, monkeypatch: pytest.MonkeyPatch, late: 
 
 
 def test_what_the_request_has_read_before(locks: Locks) -> None:
-    """As `request.user`: the form compares with what is stored, and a field that was left alone keeps that."""
+    """The form compares with the stored object, not with an earlier read such as `request.user`. An untouched field
+    keeps the stored value."""
     anna = Tab("anna", "/user/")
     User.objects.update(first_name="other", last_name="theirs")
     anna.send(first_name="mine")
@@ -148,7 +153,7 @@ def test_what_the_request_has_read_before(locks: Locks) -> None:
 
 
 def test_a_view_that_shows_the_form_again(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From form_valid(): nothing was saved, so it has the lock."""
+    """form_valid() shows the form again. Nothing was saved, and the page keeps the lock."""
     monkeypatch.setattr(OrderEdit, "form_valid", OrderEdit.form_invalid)
     anna = Tab("anna", f"/own/{order.pk}/")
     anna.send(item="car")
@@ -156,7 +161,7 @@ def test_a_view_that_shows_the_form_again(order: Order, monkeypatch: pytest.Monk
 
 
 class Stubborn(OrderAdmin):
-    """Has its own idea of permissions, and its own template."""
+    """An admin with its own permissions and its own template."""
 
     change_form_template = "editing/custom.html"
 
@@ -165,7 +170,7 @@ class Stubborn(OrderAdmin):
 
 
 def test_an_admin_that_overrides_permissions_and_template(order: Order) -> None:
-    """Its page is read only as any other, and has its own template around."""
+    """The page is read-only like any other, inside its own template."""
     view: Any = Stubborn(Order, admin.site).changeform_view
     pages = []
     for name in ("anna", "ben"):
@@ -180,13 +185,13 @@ def test_an_admin_that_overrides_permissions_and_template(order: Order) -> None:
 
 
 def test_on_an_inline() -> None:
-    """It goes on the admin, and says so."""
+    """The mixin refuses an inline, and says that it goes on the admin."""
     with pytest.raises(TypeError, match="goes on the ModelAdmin; its inlines are locked with it"):
         type("Wrong", (EditLockMixin, OrderRows), {})
 
 
 class TestChecks:
-    """What `manage.py check` says."""
+    """The messages of `manage.py check`."""
 
     @pytest.mark.parametrize(
         ("values", "found"),
@@ -194,17 +199,17 @@ class TestChecks:
         ids=str,
     )
     def test_times(self, settings: Settings, values: dict[str, Any], found: list[str]) -> None:
-        """A lease that is too short for the beats, or for a tab in the background."""
+        """A lease that is too short for the beats, or for a tab in the background, is reported."""
         set_locks(settings, **values)
         assert ids(edit_checks.check_edit_locks(app_configs=None)) == found
 
     def test_no_sessions(self, settings: Settings) -> None:
-        """There is none to log out of."""
+        """Without sessions there is no logout."""
         settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Session" not in path]
         assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["W081"]
 
     def test_unused(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Who has no edit locks is told nothing of them."""
+        """A project without edit locks gets no message about them."""
         set_locks(settings, EDIT_LEASE=5, EDIT_BEAT=3)
         monkeypatch.setattr("django.contrib.admin.sites.all_sites", [])
         assert edit_checks.check_edit_locks(app_configs=None) == []
@@ -217,7 +222,7 @@ def test_nothing_inline(order: Order) -> None:
 
 
 def test_without_users(order: Order, rf: RequestFactory) -> None:
-    """A project without users has edit locks, too: what another one edits is not taken over."""
+    """A project without users has edit locks, too. The object of another editor is not taken over."""
     first, second = rf.get("/"), rf.get("/")
     assert Editing.open(first, order).held
     editing = Editing.open(second, order)

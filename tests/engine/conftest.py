@@ -25,8 +25,8 @@ from tests.support.waiting import eventually
 
 Document = dict[str, Any]
 
-#: Terms for tests, short and with a small margin, because the server's clock is ours. They are not shorter, since a
-#: command takes a second on a loaded machine, and a renewal has to be in time there.
+#: Short terms with a small margin, because the tests run on the same clock as the server. Even shorter terms would fail
+#: on a loaded machine. A command takes a second there, and a renewal still has to be in time.
 QUICK = Terms(lease=3.0, margin=0.1, waiter_lease=3.0)
 
 
@@ -85,7 +85,7 @@ def store(config: StoreConfig) -> Iterator[MongoStore]:
 
 @pytest.fixture
 def new_session(config: StoreConfig) -> Iterator[Callable[..., Session]]:
-    """Makes sessions, each with a store and a client of its own, as another process would have it."""
+    """Return a function that makes sessions, each with a store and a client of its own, as in another process."""
     made: list[Session] = []
 
     def new_session(**arguments: Any) -> Session:
@@ -99,7 +99,8 @@ def new_session(config: StoreConfig) -> Iterator[Callable[..., Session]]:
 
 @pytest.fixture
 def session_at(test_name: str) -> Iterator[Callable[..., Session]]:
-    """A function that makes sessions at another server, on a collection of this test: session_at(uri, timeout=1.0)."""
+    """Return a function that makes sessions at another server, on a collection of this test, such as session_at(uri,
+    timeout=1.0)."""
     made: list[Session] = []
 
     def session_at(uri: str, timeout: float = 5.0) -> Session:
@@ -169,20 +170,20 @@ def renewed(lock: MongoLock) -> bool:
 
 @pytest.fixture
 def lock(session: Session) -> LockMaker:
-    """Makes locks of this test's session."""
+    """Return a function that makes locks of this test's session."""
     return lambda *keys, **options: make_lock(session, *keys, **options)
 
 
 @pytest.fixture
 def other(new_session: Callable[..., Session]) -> LockMaker:
-    """Makes locks of another session, as another process would have it."""
+    """Return a function that makes locks of another session, as in another process."""
     session = new_session()
     return lambda *keys, **options: make_lock(session, *keys, **options)
 
 
 @dataclass(frozen=True)
 class Here:
-    """The usual fixtures in one: locks of this test's session, of another one, and the stored documents."""
+    """The usual fixtures in one, with locks of this test's session and of another one, and the stored documents."""
 
     lock: LockMaker
     other: LockMaker
@@ -218,7 +219,8 @@ def door(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.M
 
 @pytest.fixture
 def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[..., None]]:
-    """Makes the server fail commands of this test's clients: failpoint(["find"], times=1, errorCode=91)."""
+    """Return a function that makes the server fail commands of this test's clients, such as failpoint(["find"],
+    times=1, errorCode=91)."""
 
     def set_failpoint(names: list[str], times: int | None = None, **data: Any) -> None:
         mode: Any = "alwaysOn" if times is None else {"times": times}
@@ -236,7 +238,7 @@ def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[.
 
 @pytest.fixture
 def stored(collection: Collection[Document]) -> Callable[..., Document]:
-    """Reads the stored document of a key."""
+    """Return a function that reads the stored document of a key."""
 
     def stored(key: str = "k") -> Document:
         document = collection.find_one({"_id": key})
@@ -248,7 +250,7 @@ def stored(collection: Collection[Document]) -> Callable[..., Document]:
 
 @pytest.fixture
 def entries(collection: Collection[Document]) -> Callable[..., list[Any]]:
-    """A function that reads the holders and waiters of a key. Tombstones do not count."""
+    """Return a function that reads the holders and waiters of a key. Tombstones do not count."""
 
     def entries(key: str = "k") -> list[Any]:
         document = collection.find_one({"_id": key}) or {"holders": [], "waiters": []}
@@ -259,7 +261,7 @@ def entries(collection: Collection[Document]) -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def take_away(collection: Collection[Document]) -> Callable[..., None]:
-    """Removes all holders of a key, behind the holders' backs."""
+    """Return a function that removes all holders of a key, behind the holders' backs."""
 
     def take_away(key: str = "k") -> None:
         collection.update_one({"_id": key}, {"$set": {"holders": []}})
@@ -315,7 +317,7 @@ HoldUp = Callable[..., Gate]
 
 @pytest.fixture
 def hold_up(monkeypatch: pytest.MonkeyPatch) -> HoldUp:
-    """Puts a gate before a method: hold_up(session.store, "apply")."""
+    """Return a function that puts a gate before a method, such as hold_up(session.store, "apply")."""
 
     def hold_up(owner: Any, name: str, *arguments: Any, **options: Any) -> Gate:
         gate = Gate(getattr(owner, name), *arguments, **options)

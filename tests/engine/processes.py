@@ -51,7 +51,7 @@ class Process:
 
 @contextlib.contextmanager
 def processes(count: int, name: str, collection: str, *arguments: object) -> Iterator[list[Process]]:
-    """Start so many workers. Those that still run at the end are killed."""
+    """Start *count* workers. Workers that still run at the end are killed."""
     started = [Process(name, collection, *arguments) for _ in range(count)]
     try:
         yield started

@@ -1,6 +1,6 @@
-"""First come, first served, over all threads, tasks and processes, whoever else of a process waits too (F69, P5).
+"""First come, first served, over all threads, tasks and processes, with any number of other waiters (F69, P5).
 
-Attempts arrive `GAP` seconds apart, since two processes have no clock in common. The order of arrival is therefore
+Attempts arrive `GAP` seconds apart, because two processes have no clock in common. The order of arrival is therefore
 known if a command's way to the server is short.
 """
 
@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.long, pytest.mark.flaky(reruns=2)]
 
 @pytest.fixture(params=["mongodb", "memory"])
 def new_process(request: pytest.FixtureRequest, new_session: Callable[[], Session], memory: Any) -> Any:
-    """A function that makes the substitute of a process: a session at a MongoDB, or in the memory of this process."""
+    """Return a function that makes the substitute of a process. The substitute is a session at a MongoDB, or in the
+    memory of this process."""
     return new_session if request.param == "mongodb" else memory.new_session
 
 
@@ -37,7 +38,7 @@ def new_process(request: pytest.FixtureRequest, new_session: Callable[[], Sessio
 def test_threads_and_tasks_of_three_processes_in_turns(
     new_process: Callable[[], Session], in_thread: InThread, seed: int, waits_too: bool
 ) -> None:
-    """F69: attempts are served in the order of their arrival, even if they wait for a hand-over within a holding
+    """F69: Attempts are served in the order of their arrival, even if they wait for a hand-over within a holding
     process.
     """
     chance = random.Random(seed)

@@ -23,7 +23,7 @@ async def cancelled(task: asyncio.Task[Any]) -> bool:
 
 
 async def test_cancelled_in_flight(here: Here, hold_up: HoldUp, door: str) -> None:
-    """F36: if a command is applied after the cancellation, the lock is taken back, and the next one gets it."""
+    """F36: If a command is applied after the cancellation, the lock is taken back, and the next one gets it."""
     gate = hold_up(here.session.store, door)
     task = asyncio.create_task(make_lock(here.session).aacquire())
     assert await asyncio.to_thread(gate.there.wait, 10)
@@ -37,7 +37,7 @@ async def test_cancelled_in_flight(here: Here, hold_up: HoldUp, door: str) -> No
 
 
 async def test_cancelled_on_release(session: Session, entries: Entries, hold_up: HoldUp) -> None:
-    """F36: the release goes on in the background."""
+    """F36: A release goes on in the background when its task is cancelled."""
     lock = await make_lock(session).aacquire()
     gate = hold_up(session.store, "release_uncontended")
     task = asyncio.create_task(lock.arelease())
@@ -50,7 +50,7 @@ async def test_cancelled_on_release(session: Session, entries: Entries, hold_up:
 
 
 async def test_a_cancelled_acquisition_of_several_keys_leaves_none(here: Here) -> None:
-    """F36: this is so even while earlier keys are being released."""
+    """F36: This is so even while earlier keys are being released."""
     async with here.other("c"):
         for delay in (0, 0.002, 0.004, 0.006, 0.03, 0.05, 0.051, 0.052, 0.053):
             task = asyncio.create_task(make_lock(here.session, "a", "b", "c", wait=0.05).aacquire())
@@ -63,7 +63,7 @@ async def test_a_cancelled_acquisition_of_several_keys_leaves_none(here: Here) -
 
 
 def test_two_event_loops_at_once(session: Session, in_thread: Callable[..., threading.Thread]) -> None:
-    """F37: two loops in two threads exclude one another by the same session."""
+    """F37: Two loops in two threads exclude one another by the same session."""
     inside, overlaps = [0], []
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""P6: work in the background is tried again until it is done."""
+"""P6: Work in the background is tried again until it is done."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class World:
         return self.takes
 
     def work(self) -> None:
-        """Make the calls that wait, and those that come meanwhile."""
+        """Make the waiting calls, and the calls that come meanwhile."""
         while self.calls:
             self.calls.pop(0)[0]()
 
@@ -59,7 +59,11 @@ class World:
 
 
 class Attempts:
-    """An attempt that fails for batches with one of the *stuck* keys, and counts. undone: keys that are not done."""
+    """An attempt that counts, and fails for batches with a stuck key.
+
+    - stuck: keys without an answer.
+    - undone: keys that are not done.
+    """
 
     def __init__(self) -> None:
         self.made, self.stuck, self.undone = list[tuple[str, float]](), set[str](), set[str]()
@@ -105,7 +109,7 @@ def task(attempts: Attempts, key: str, group: object = None, due: float = 100.0,
     ids=str,
 )
 def test_a_call_is_repeated(world: World, background: Background, outcomes: list[Any], times: list[float]) -> None:
-    """F84: after each pause while the answer is no, and without an answer after the last pause again."""
+    """F84: A call is repeated after each pause while the answer is no. Without an answer, the last pause is repeated."""
     left, made = list(outcomes), list[float]()
 
     def call() -> bool:
@@ -126,7 +130,7 @@ def test_a_call_is_repeated(world: World, background: Background, outcomes: list
 
 
 def test_a_call_is_given_up(world: World, background: Background, caplog: pytest.LogCaptureFixture) -> None:
-    """P6: after some time without an answer, with a warning."""
+    """P6: A call is given up after some time without an answer, with a warning."""
 
     def call() -> None:
         raise LockBackendFailed("no answer")
@@ -141,7 +145,8 @@ def test_a_call_is_given_up(world: World, background: Background, caplog: pytest
 
 
 def test_tasks_are_tried_when_they_are_due(world: World, background: Background, attempts: Attempts) -> None:
-    """P8: a group by one command, and others in the lanes of their keys. Without threads, at once."""
+    """P8: A group is tried by one command, other tasks in the lanes of their keys. Without threads, all are tried at
+    once."""
     for key, group, due in (("a", "g", 100), ("b", None, 100), ("c", "g", 99), ("d", "h", 101), ("e", "h", 100)):
         background.add(task(attempts, key, group, due))
     background.do_due(100)
@@ -158,7 +163,8 @@ def test_tasks_are_tried_when_they_are_due(world: World, background: Background,
 def test_a_failed_group_is_split(
     world: World, background: Background, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F180: down to the task that has no answer, with a short limit, if the server answers an empty command."""
+    """F180: A failed group is split down to the task without an answer, with a short limit, if the server answers an
+    empty command."""
     monkeypatch.setattr(bulk, "PARTS", 2)
     attempts.stuck, attempts.undone = {"c"}, {"d"}
     for key in "abcd":
@@ -177,7 +183,7 @@ def test_a_failed_group_is_split(
 def test_the_end_of_a_process(
     world: World, background: Background, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: every task is tried in time, with the priority of releases. An answer to a group puts the end off."""
+    """P6: Every task is tried in time, with the priority of releases. An answer to a group puts the end off."""
 
     def sleep(_: float) -> None:
         assert {priority for _, priority, _ in world.calls} <= {RELEASE}

@@ -1,4 +1,4 @@
-"""Bells: a bell reports a grant that another process's command made; its waiter believes no more than it may."""
+"""Bells report grants that commands of other processes made. A waiter believes a bell only about its present place."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ from tests.support import DATABASE
 from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
-#: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.
+#: Long before a place in the queue is renewed under CALM terms. Such a renewal would find a grant that the bell missed.
 SOON = CALM.waiter_lease / 6
 
 
@@ -40,7 +40,7 @@ def listening(session: Session) -> bool:
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cursor whose reads come back soon, so that it soon notices what the test does to it."""
+    """Let cursors return soon, so that they soon notice the actions of the test."""
     monkeypatch.setattr(bells, "AWAIT_MS", 100)
 
 
@@ -48,7 +48,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def queued(
     lock: LockMaker, session: Session, other: LockMaker, in_thread: InThread, stored: Callable[..., Document]
 ) -> Iterator[tuple[MongoLock, Waiter]]:
-    """A lock that another session holds, and somebody who waits for it and listens."""
+    """Return a lock that another session holds, and a waiter that listens for it."""
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(stored()["waiters"]))
@@ -60,24 +60,24 @@ def queued(
 
 
 def thread_of(session: Session) -> threading.Thread | None:
-    """The thread that listens."""
+    """Return the listening thread."""
     return session.waits.listener._thread
 
 
 def mine(session: Session) -> Any:
-    """The grant that the session waits for."""
+    """Return the grant that the session waits for."""
     (grant,) = session.queue.waiting.values()
     return grant
 
 
 def bell_of(session: Session, token: int) -> Bell:
-    """A bell that tells the session's waiter of a grant with this token."""
+    """Return a bell that reports a grant with *token* to the session's waiter."""
     return Bell(session.id, mine(session).id, News(token, datetime.now(UTC)))
 
 
 def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tuple[MongoLock, Waiter]) -> None:
-    """P3, P8, F5, F121: a waiter sends nothing while it waits, and its grant reaches it by the bell alone: the release
-    that grants the lock waits for the majority; the bell follows it, and waits for nothing."""
+    """P3, P8, F5, F121: A waiter sends nothing while it waits, and learns of its grant by the bell alone. The release
+    that grants the lock waits for the majority. The bell follows the release and waits for nothing."""
     theirs, waiter = queued
     here.commands.clear()
     time.sleep(0.2)
@@ -86,13 +86,14 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tupl
     theirs.release()
     assert waiter.end().at - released < SOON
     sent = [command for command in here.commands.sent if not {"getMore", "find"} & command.keys()]
-    # Whoever was alone when it got the lock tries the short release first.
+    # A holder that was alone when it got the lock tries the short release first.
     assert [next(iter(command)) for command in sent] == ["update", "findAndModify", "insert"]
     assert [command["writeConcern"]["w"] for command in sent[1:]] == ["majority", 0]
 
 
 def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F179, P5: who became the first in the queue does not know it: another process's renewal may let it in."""
+    """F179, P5: A renewal in another process may let in a waiter that has just become the first. The renewal rings for
+    the waiter."""
     store, rung = store_of(session), list[Bell]()
     for name, lease in (("held", 0.25), ("first", 9.0), ("second", 9.0)):
         terms = Terms(lease=lease, margin=0.05, waiter_lease=9.0)
@@ -106,8 +107,8 @@ def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", ["earlier", "twice", "nobody", "damaged"])
 def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kind: str) -> None:
-    """P1, F28, F107: a bell for a grant from before its present place, and that twice, for a session that is gone, and
-    one that is none: somebody else has the lock, and nobody believes anything else."""
+    """P1, F28, F107: A bell changes nothing if its grant is older than the present place, if it comes twice, if its
+    session is gone, or if it is malformed. Another process still has the lock, and no waiter believes otherwise."""
     theirs, waiter = queued
     store = store_of(session)
     bell = bell_of(session, theirs.fencing_token)
@@ -130,8 +131,8 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
 def test_a_bell_for_an_earlier_grant_that_comes_late(
     here: Here, queued: tuple[MongoLock, Waiter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1, F107: a waiter was granted the lock, and lost it, before it heard of that; a late copy of its command has
-    queued it again, and it has renewed that place. The bell of the first grant comes now: it holds nothing."""
+    """P1, F107: A late bell for a lost grant gives no lock. The waiter was granted the lock and lost it before it heard
+    of the grant. A late copy of its command has queued the waiter again, and the waiter has renewed that place."""
     theirs, waiter = queued
     grant, ring = mine(here.session), MongoStore.ring
     held_back: list[Bell] = []
@@ -155,7 +156,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
 
 
 def test_a_bell_is_heard_that_was_rung_before_anybody_listened(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F11: between the queue and the cursor nothing passes unheard: it begins with the bells that are there."""
+    """F11: No bell between the queue and the cursor is missed. The cursor begins with the bells that are there."""
     late = threading.Event()
     listen = MongoStore.listen
 
@@ -210,8 +211,8 @@ def test_listening_that_ends_comes_back_and_no_waiter_is_forgotten(
     appname: str,
     failpoint: Callable[..., None],
 ) -> None:
-    """F11: its cursor killed, overtaken in a full collection (136), the right taken away (13), the bells dropped, or
-    made anew without a limit: the waiter gets its lock all the same, and soon by a bell again."""
+    """F11: A waiter gets its lock although its cursor is killed, overtaken in a full collection (136), loses its right
+    (13), or finds the bells dropped or made anew without a limit. Bells soon work again."""
     theirs, waiter = queued
     bell = store_of(here.session).bells.collections[bells._number(here.session.id)]
     if end == "killed":
@@ -240,7 +241,7 @@ def test_listening_that_ends_comes_back_and_no_waiter_is_forgotten(
 
 
 def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter], session: Session) -> None:
-    """F11: the oldest bells go, and the listener stays."""
+    """F11: In a full collection the oldest bells are removed, and the listener stays."""
     theirs, waiter = queued
     bell = store_of(session).bells.collections[bells._number(session.id)]
     for _ in range(3):
@@ -255,8 +256,9 @@ def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter],
 def test_without_the_right_to_listen_waiters_look_and_say_so_once(
     here: Here, failpoint: Callable[..., None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F11, F60: one line in the log however often it is tried again; and bells as soon as they are allowed. Nothing is
-    written to a collection that is not there: that would grow for ever."""
+    """F11, F60: Without the right to listen, one line is logged however often listening is retried. Bells work as soon
+    as they are allowed. Nothing is written to a collection that does not exist, because such a collection would grow
+    without limit."""
     monkeypatch.setattr(waits, "RETRY_FIRST", 0.02)
     monkeypatch.setattr(waits, "RETRY_LAST", 0.1)
     monkeypatch.setattr(bells, "LOOK_EVERY", 0.0)
@@ -280,7 +282,7 @@ def test_without_the_right_to_listen_waiters_look_and_say_so_once(
 
 @pytest.mark.long
 def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
-    """F11: a standalone server has no change streams, but bells."""
+    """F11: A standalone server has bells, although it has no change streams."""
     with Mongod() as server:
         config = StoreConfig({"host": server.uri}, DATABASE)
         sessions = [Session(MongoStore(config)) for _ in range(2)]
@@ -298,7 +300,7 @@ def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
 
 @pytest.mark.long
 def test_one_listener_for_a_process_and_only_while_it_waits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8: a thread and a cursor with the first waiter, one for all keys, and none a moment after the last."""
+    """P8: The first waiter starts one thread and one cursor for all keys. Both end a moment after the last waiter."""
     monkeypatch.setattr(waits, "LINGER", 0.2)
     with here.lock("free"), here.lock("free2"):
         assert thread_of(here.session) is None
@@ -320,7 +322,7 @@ def test_one_listener_for_a_process_and_only_while_it_waits(here: Here, monkeypa
 
 
 def test_a_holder_that_wants_to_know_is_asked_at_once(session: Session, lock: LockMaker, new_session: Any) -> None:
-    """A request to release rings, too: nobody waits for the next renewal."""
+    """A release request rings a bell, so that it does not have to wait for the next renewal."""
     asked = threading.Event()
     with lock(terms=CALM, on_release_requested=lambda _: asked.set()):
         assert listening(session)
@@ -337,7 +339,7 @@ def test_other_locks_have_other_bells(config: StoreConfig) -> None:
 def test_all_bells_together_have_half_a_second(
     here: Here, failpoint: Callable[..., None], commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P8: a release that lets in many does not wait for each of their bells while the server does not answer."""
+    """P8: A release that grants many waiters does not wait for each of their bells while the server does not answer."""
     monkeypatch.setattr(bells, "RING_TIMEOUT", 0.05)
     rung = bells.Bells(store_of(here.session).collection)
     failpoint(["find"], blockConnection=True, blockTimeMS=100)
@@ -356,7 +358,7 @@ def test_bells_with_a_short_timeout_in_the_address(
     monkeypatch: pytest.MonkeyPatch,
     option: str,
 ) -> None:
-    """F187: the reads of the bells are as short as that, with one warning, and the waiter hears of its grant."""
+    """F187: The reads of the bells are as short as the timeout, with one warning. The waiter hears of its grant."""
     monkeypatch.setattr(bells, "AWAIT_MS", 1_000)
     session = Session(MongoStore(replace(config, client={**config.client, option: 400})))
     theirs = other(terms=CALM).acquire()
@@ -375,7 +377,7 @@ def test_bells_with_a_short_timeout_in_the_address(
 
 @pytest.mark.long
 def test_one_read_for_all_waiters_without_bells(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F188: a process that hears no bells reads all its queues at once. Each waiter is soon granted its lock."""
+    """F188: A process that hears no bells reads all its queues at once. Each waiter is soon granted its lock."""
 
     def listen(_: object) -> Any:
         raise LockBackendFailed("no rights")

@@ -1,4 +1,4 @@
-"""P6, P8: one command for many grants, also after a failure, and at the end of a process."""
+"""P6, P8: One command serves many grants, also after a failure and at the end of a process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NUMBER, SIZE = 300, 100
 
 
 class Renewals:
-    """The renewals of a session that a test counts, and may have fail. stuck: keys whose documents answer nothing."""
+    """The renewals of a session. A test counts them, and may let them fail.
+
+    - stuck: keys with documents that answer nothing.
+    """
 
     def __init__(self, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes, self.down, self.stuck = list[int](), False, set[str]()
@@ -37,7 +40,8 @@ class Renewals:
         return self._renew(keys, step, timeout)
 
     def beat(self, seconds: float = 0.0) -> list[int]:
-        """Let time go by without the heartbeat, and renew what is due. Return the numbers of keys in each command."""
+        """Let time go by without the heartbeat, and renew the due grants. Return the numbers of keys in each
+        command."""
         self.sizes.clear()
         self._session.store.server._moved += seconds  # type: ignore[attr-defined]
         self._session.renewals.do_due(self._session.now())
@@ -57,7 +61,8 @@ def hold(memory: Memory, number: int) -> list[Any]:
 
 
 def test_an_outage_unfolds_no_renewal(memory: Memory, renewals: Renewals) -> None:
-    """F180, P8: while nobody answers, each batch is tried again as a whole; afterwards a beat costs what it did."""
+    """F180, P8: While the server does not answer, each batch is retried as a whole. After the outage, a beat costs as
+    little as before."""
     locks = hold(memory, NUMBER)
     renewals.down = True
     for pause in (10, 0, 1, 1, 1):
@@ -68,7 +73,8 @@ def test_an_outage_unfolds_no_renewal(memory: Memory, renewals: Renewals) -> Non
 
 
 def test_a_document_that_is_stuck_is_found_by_splitting(memory: Memory, renewals: Renewals) -> None:
-    """F66, F180: a batch that fails is split in ten, down to the document that answers nothing, if others answer."""
+    """F66, F180: If other documents answer, a batch that fails is split in ten until the document that answers nothing
+    is found."""
     locks = hold(memory, NUMBER)
     renewals.stuck = {"k00123"}
     sizes = renewals.beat(10)
@@ -83,7 +89,7 @@ def test_a_document_that_is_stuck_is_found_by_splitting(memory: Memory, renewals
 
 
 def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renewals) -> None:
-    """F180: the outage was longer than the lease."""
+    """F180: Nothing is sent for a lock after an outage that was longer than its lease."""
     locks = hold(memory, 20)
     renewals.down = True
     renewals.beat(10)
@@ -93,7 +99,8 @@ def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renew
 
 
 def test_a_place_that_is_gone_is_not_renewed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F181: the waiter that was not found is woken, asks again in one command, and is renewed when it has a place."""
+    """F181: A waiter whose entry was not found is woken, asks again in one command, and is renewed when it has a
+    place."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=LEASE)
     documents = memory.server.documents
@@ -120,7 +127,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", [*KINDS, "waited for", "places"])
 def test_the_end_of_a_process_is_bulk(memory: Memory, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """F182, P6, P8: it leaves nothing, and sends at most a tenth of a command for each lock, whatever the locks are."""
+    """F182, P6, P8: A process that ends leaves nothing, and sends at most a tenth of a command for each lock."""
     number, options = 60, {"terms": LEASE, **KINDS.get(kind, {})}
     keys = [f"k{each:05}" for each in range(number)]
     leaves, stays = memory.new_session(), memory.new_session()
@@ -157,7 +164,7 @@ def counted(call: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
 
 
 def test_a_place_is_gone_only_if_the_renewal_came_later(memory: Memory) -> None:
-    """F236: a renewal that was sent before the answer to the waiter's command may be older than that command."""
+    """F236: A renewal that was sent before the answer to the waiter's command may be older than that command."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=LEASE)
     assert eventually(lambda: memory.session.queue.waiting)
@@ -170,7 +177,7 @@ def test_a_place_is_gone_only_if_the_renewal_came_later(memory: Memory) -> None:
 
 
 def test_a_place_that_another_command_has_made(memory: Memory) -> None:
-    """F236: a waiter that asks again, and finds that an earlier command has queued it, is renewed at once."""
+    """F236: A waiter that asks again, and finds that an earlier command has queued it, is renewed at once."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=LEASE)
     assert eventually(lambda: memory.session.queue.waiting)

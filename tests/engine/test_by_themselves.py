@@ -1,4 +1,4 @@
-"""What modules of the engine promise by themselves: called directly, without a server, a thread or a wait."""
+"""Promises of single modules of the engine, called directly, without a server, a thread or a wait."""
 
 import asyncio
 import gc
@@ -58,12 +58,12 @@ from django_mongolock.exceptions import (
 
 
 async def coroutine(_: object) -> None:
-    """What no callback can be."""
+    """A coroutine function, refused as a callback."""
 
 
 class AsyncCall:
     async def __call__(self, _: object) -> None:
-        """Nor can this."""
+        """An object with an asynchronous call, refused as a callback."""
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ class AsyncCall:
     ids=lambda value: str(value).partition(" at 0x")[0][:40],
 )
 def test_an_option_that_is_wrong(options: dict[str, Any], error: type[Exception]) -> None:
-    """It is refused when the lock object is made, and not when somebody waits."""
+    """A wrong option is refused when the lock object is made, not when a caller waits."""
     with pytest.raises(error):
         LockOptions(**options)
 
 
 def test_options_that_are_right() -> None:
-    """Up to their bounds."""
+    """Options are accepted up to their bounds."""
     for right in (
         *({"lease": value} for value in (0.001, 1, timedelta(hours=1), None)),
         *({"wait": value} for value in (0, 0.0, timedelta(0), 1, None)),
@@ -137,7 +137,7 @@ def test_options_that_are_right() -> None:
 
 
 def test_texts_that_are_stored() -> None:
-    """Keys, owners and labels are plain, composed and not too long; what the package finds itself is made so."""
+    """Keys, owners and labels must be plain, composed and short. Texts that the package finds itself are made so."""
     assert text_checks.check_key("e\u0301", "pre:") == "pre:\xe9"
     assert text_checks.check_key("x" * text_checks.MAX_KEY_BYTES)
     for wrong in ("", "a\n", "\ud800", "x" * (text_checks.MAX_KEY_BYTES + 1), "\xe9" * text_checks.MAX_KEY_BYTES):
@@ -159,7 +159,7 @@ def test_texts_that_are_stored() -> None:
 
 
 def test_plain_text_is_not_gone_through_letter_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8: nearly every key, owner and label is plain, and each lock has some."""
+    """P8: Plain text is checked at once, because nearly every key, owner and label is plain, and each lock has some."""
     monkeypatch.setattr(text_checks, "unicodedata", None)
     assert text_checks.check_text("owner", "order:5") == text_checks.tidy_fact("order:5") == "order:5"
 
@@ -168,7 +168,8 @@ def test_plain_text_is_not_gone_through_letter_by_letter(monkeypatch: pytest.Mon
 
 
 def test_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """F57, F60: an event and its facts, none of which can pass for another; the same as fields, for who reads JSON."""
+    """F57, F60: A line in the log has an event and facts that cannot pass for one another. Readers of JSON get the same
+    facts as fields."""
     caplog.set_level(logs.INFO, "django_mongolock")
     logs.log(logs.DEBUG, "not wanted")
     logs.log(logs.INFO, "lock lost", key="a", why='two "words"', label="x=y", token=5, left=1.5, place="", at=Path("/"))
@@ -191,7 +192,7 @@ def test_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_pause_grows_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anything from nothing to twice as much after each attempt: those who failed together do not come together."""
+    """A pause after a failure is random, up to twice the base. Callers that failed together do not retry together."""
     monkeypatch.setattr("random.uniform", lambda least, most: (least, most))
     longest: list[Any] = [clock.backoff(attempt) for attempt in (1, 2, 3, 5, 6, 5_000)]
     assert longest == [(0, 0.05), (0, 0.1), (0, 0.2), (0, 0.8), (0, 1.0), (0, 1.0)]
@@ -249,7 +250,8 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
     ids=lambda value: str(value)[:40] if isinstance(value, (str, bool)) else "",
 )
 def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told: str, passing: bool) -> None:
-    """F14, F86: whether trying again may help, and nothing of the command; in its words, the cause as well."""
+    """F14, F86: The error says whether a retry may help, and shows nothing of the command. The cause is translated as
+    well."""
     with pytest.raises(LockBackendFailed, match=told) as caught, errors.bounded(2.0, at, "the right"):
         raise error
     assert caught.value.passing is passing
@@ -261,7 +263,8 @@ def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told:
 
 
 def test_an_error_keeps_no_frame_alive() -> None:
-    """The frames of who called the driver hold the lock object, which would look used for ever."""
+    """An error drops the frames of the driver's callers. The frames hold the lock object and would keep it in use for
+    ever."""
     for error in (failure(2), AutoReconnect("away")):
         try:
             try:
@@ -276,7 +279,8 @@ def test_an_error_keeps_no_frame_alive() -> None:
 
 
 def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: another namespace's /proc has another process of this number, and would show that it has ended."""
+    """P5: A process has no name if /proc belongs to another namespace. Another process there has this number, and would
+    seem to have ended."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1/stat").write_text("1 (init) S " + " ".join("0" * 30))
     (tmp_path / "self").symlink_to("2")
@@ -293,8 +297,8 @@ def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypat
 def test_when_a_process_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: bytes, threads: str, started: str | None
 ) -> None:
-    """F49: whatever it is called. One that has ended stays in the list until its parent asks; one whose first thread
-    has ended looks the same, but for its other threads."""
+    """F49: The start of a process is found under any name. A process that has ended stays in the list until its parent
+    reads its status. A process without its first thread looks the same, except for its other threads."""
     for thread in threads:
         (tmp_path / "7/task" / thread).mkdir(parents=True)
     (tmp_path / "7/stat").write_bytes(b"7 (a) \xff) " + state + "".join(f" {n}" for n in range(1, 30)).encode())
@@ -312,8 +316,8 @@ def test_a_process_that_has_ended_has_no_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_whether_a_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F49: it has if no process has its number, or one that was started at another time; who is of another place, or
-    has no such number, is not known."""
+    """F49: A process has ended if no process has its number, or if one has it that started at another time. The state
+    is unknown for a process of another machine, or one without such a number."""
     sent, error = list[tuple[int, int]](), iter(list[type[Exception] | None]())
     (tmp_path / "8").mkdir()
     (tmp_path / "8/stat").write_text(f"8 (x) S {' '.join(map(str, range(1, 30)))}")
@@ -344,13 +348,13 @@ def test_whether_a_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/ns"), reason="names of processes are for Linux")  # noqa: PTH112
 def test_a_process_is_named_by_its_namespaces() -> None:
-    """F32: two containers of a machine, each with a process 7, are not taken for one: the end of one is not that of the
-    other."""
+    """F32: Two containers of a machine that each have a process 7 are told apart. The end of one process is not taken
+    for the end of the other."""
     assert re.fullmatch(r"[-0-9a-f]{36} pid:\[\d+\] (time:\[\d+\]|-) \d+ \d+", this_process())
 
 
 def test_where_a_server_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F9: the servers that do not answer, why, and what to look at."""
+    """F9: An error names the servers that do not answer, says why, and says where to look."""
     refused = OSError("h:1: [Errno 111] Connection refused (configured timeouts: …)")
     for servers, writable, told in (
         ([server()], True, "h:1 (primary). Is the primary overloaded"),
@@ -371,11 +375,14 @@ def test_where_a_server_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not errors.is_out_of_reach(client(server(refused), server()))
 
 
-# What is in the database, and which server that is
+# The contents of the database, and its server
 
 
 class Cursor:
-    """A cursor that finds nothing. stays: whether it is alive after that."""
+    """A cursor that finds nothing.
+
+    - stays: whether it is alive after that.
+    """
 
     def __init__(self, stays: bool) -> None:
         self.alive, self.stays = True, stays
@@ -386,8 +393,12 @@ class Cursor:
 
 
 class Capped:
-    """A collection, and its database. code: why it cannot be made. there: it exists. alive: a cursor in it stays open;
-    None: the server refuses one."""
+    """A collection, and its database.
+
+    - code: the error code of making it.
+    - there: whether it exists.
+    - alive: whether a cursor stays open. None if the server refuses a cursor.
+    """
 
     name = "bells"
 
@@ -428,7 +439,7 @@ class Capped:
 def test_a_collection_with_a_limit(
     code: int | None, there: bool, alive: bool | None, *, raises: bool, resize: bool
 ) -> None:
-    """F44: it is made, or is there and has a limit to its size, or else the error is raised."""
+    """F44: The collection is made, or exists with a limit to its size. Otherwise the error is raised."""
     collection: Any = Capped(code, there, alive)
     with pytest.raises(OperationFailure) if raises else nullcontext():
         layout.make_capped(collection, 4096, resize=resize)
@@ -437,7 +448,8 @@ def test_a_collection_with_a_limit(
 
 
 def test_indexes_are_looked_for_once_in_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F144: in the background, by a thread that keeps no process from ending; made if one is missing."""
+    """F144: Missing indexes are made in the background once in a minute, by a thread that keeps no process from
+    ending."""
     now, started, made = 1_000.0, list[Any](), list[str]()
     monkeypatch.setattr(clock, "now", lambda: now)
     monkeypatch.setattr("threading.Thread", lambda **how: SimpleNamespace(start=lambda: started.append(how)))
@@ -457,11 +469,11 @@ def test_indexes_are_looked_for_once_in_a_minute(monkeypatch: pytest.MonkeyPatch
     assert made == []
     del there["mongolock_purge_at"], there["mongolock_contended"]
     layout._make_missing(collection)
-    assert made == list(layout.INDEXES)  # the server makes those that are missing
+    assert made == list(layout.INDEXES)  # the server makes only missing ones
 
 
 def test_a_bell_is_told_to_the_session_of_this_process() -> None:
-    """Or else it is rung for another one."""
+    """A bell for another session is rung at the server."""
     heard: list[Bell] = []
     store: Any = SimpleNamespace(hearers={"mine": heard.append})
     for session in ("mine", "another"):
@@ -470,8 +482,8 @@ def test_a_bell_is_told_to_the_session_of_this_process() -> None:
 
 
 def test_the_name_of_the_primary() -> None:
-    """P4, F21: that of the election, of the server that was selected last in this thread; a single server without one
-    has no cluster time either."""
+    """P4, F21: The name of the primary is the election of the server that this thread selected last. A single server
+    has no election, and no cluster time."""
     encoder = ClockEncoder()
     times: Any = _ClusterTimeEncoder(encoder)
     one, two = (SimpleNamespace(election_id=f"e{n}", server_type_name="RSPrimary", is_writable=n == 2) for n in (1, 2))
@@ -510,7 +522,7 @@ class Held:
 
 
 def in_transaction(lock: Any, matches: bool = True) -> Any:
-    """A transaction that has begun, with its calls named."""
+    """Return a transaction that has begun, with its calls named."""
     atomic: Any = Atomic(lock, MongoClient(connect=False))
     atomic._grants = lock.grants
     atomic._registry = SimpleNamespace(see_to=lambda grant: lock.calls.append("see to"))
@@ -526,7 +538,10 @@ def in_transaction(lock: Any, matches: bool = True) -> Any:
 
 
 def play(calls: Generator[Any, Any, Any], **fails: BaseException | None) -> list[str]:
-    """Make the calls of a transaction; those that are named fail. Return their names, and what was raised."""
+    """Make the calls of a transaction, and return their names and the raised error.
+
+    - fails: the errors of the calls that fail.
+    """
     made, outcome = list[str](), None
     try:
         while True:
@@ -586,7 +601,8 @@ UNCLEAR = ["commit_transaction", "command", "LockBackendFailed"]
 def test_how_a_transaction_ends(
     given: dict[str, Any], fails: dict[str, Any], made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: with which calls, and which error; the lock is renewed as usual then, in any case."""
+    """P9: Each end of a transaction makes these calls, and raises this error. Afterwards the lock is renewed as usual
+    in any case."""
     monkeypatch.setattr(transaction, "COMMIT_LIMIT", given.get("limit", 30.0))
     lock = Held()
     lock.lost = given.get("lost", False)
@@ -596,7 +612,7 @@ def test_how_a_transaction_ends(
 
 
 def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P9, F7: by a commit that is safe to repeat, until the limit; and no other error is repeated."""
+    """P9, F7: A commit that is safe to repeat is repeated until the limit. After any other error it is not repeated."""
     monkeypatch.setattr(clock, "now", itertools.count().__next__)
     made = play(in_transaction(Held())._commit(), commit_transaction=labelled(UNKNOWN))
     assert made == ["commit_transaction"] * 30 + ["OperationFailure"]
@@ -605,7 +621,7 @@ def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.M
 
 
 def test_what_begins_no_transaction() -> None:
-    """P9: another object than a client; a second entry; a lock that is lost."""
+    """P9: A transaction refuses an object that is no client, a second entry, and a lost lock."""
     with pytest.raises(TypeError, match='using="locks"'):
         Atomic(Held(), "locks")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs a client"):
@@ -618,7 +634,8 @@ def test_what_begins_no_transaction() -> None:
 
 
 def test_which_errors_have_a_transaction_done_again() -> None:
-    """P9: those by which MongoDB has aborted it, also below one of Django's; none of a hook that ran after a commit."""
+    """P9: A transaction is retried after errors with which MongoDB aborted it, also below a Django error. A hook after
+    the commit is not retried."""
     reasons = [transaction._reason(error) for error in (failure(2, name="Bad"), PyMongoError(), OperationFailure(""))]
     assert reasons == ["Bad", "PyMongoError", "OperationFailure"]
     aborted = LockTransactionAborted("k", 1, "conflict")
@@ -648,7 +665,7 @@ def test_which_errors_have_a_transaction_done_again() -> None:
 async def test_work_in_a_transaction_is_done_again(  # noqa: C901
     awaited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: while MongoDB aborts it, and not after its limit or another error."""
+    """P9: Work is retried while MongoDB aborts its transaction, and not after its limit or another error."""
 
     class Aborting(MongoLock):
         @contextmanager
@@ -706,7 +723,7 @@ async def test_work_in_a_transaction_is_done_again(  # noqa: C901
 
 
 async def test_a_wait_outlasts_its_cancellations() -> None:
-    """It ends when what it waits for is done, whose error is then nobody's."""
+    """A wait ends when the awaited call is done. An error of the call is then not reported to the loop."""
     loop, complaints = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     for outcome in (ValueError(), asyncio.CancelledError(), None):
@@ -731,7 +748,8 @@ async def test_a_wait_outlasts_its_cancellations() -> None:
 
 
 def test_releases_are_remembered_until_a_majority_has_them() -> None:
-    """F7: until then an election may undo them, and they are made again at the next primary; but not for ever."""
+    """F7: An election may undo a release until a majority has it. Until then the release is repeated at the next
+    primary, within a limit."""
 
     def release(key: str, primary: str = "one", at: float = 100.0) -> UnconfirmedRelease:
         return UnconfirmedRelease(key, "g", primary, at)
@@ -759,8 +777,8 @@ def test_releases_are_remembered_until_a_majority_has_them() -> None:
 
 
 def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8, F118: one guess for each release; for one key that is not known, while those are free; none for a while after
-    a wrong one; and no more keys are remembered than that."""
+    """P8, F118: Each release allows one guess for its key. An unknown key is guessed while other keys were free. A
+    wrong guess stops the guesses for a while. The number of remembered keys is limited."""
     keys = FreeKeys()
     assert not keys.guess("a")
     keys.released("a")
@@ -818,8 +836,8 @@ class Hearing:
 
 
 def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F44, F52: it tries again after a pause, each longer than the one before, and says so once; when it has heard
-    something and hears no more, it has all waiters look."""
+    """F44, F52: A listener that fails retries with growing pauses, and logs the failure once. If it has heard a bell
+    and then fails, it wakes all waiters."""
     away = LockBackendFailed("away", "k")
     session: Any = Hearing([[away]] * 8 + [[None, "bell", away], [AutoReconnect("gone")], []])
     monkeypatch.setattr("django_mongolock.engine.session.waits.time", SimpleNamespace(sleep=session.sleep))
@@ -843,7 +861,8 @@ def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 def test_for_how_long_it_is_listened() -> None:
-    """P8: while somebody waits, and a moment longer; a listener that hears nothing for seconds is deaf."""
+    """P8: The listener listens while a caller waits, and a moment longer. A listener that hears nothing for seconds is
+    deaf."""
     session: Any = Hearing([[None, "bell", "bell"]])
     listener: Any = Listener(session, session)
     session.waited = False

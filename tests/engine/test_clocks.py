@@ -1,4 +1,4 @@
-"""Clocks: of primaries that do not agree, that are set back or forward, and of clients. On real members."""
+"""Clocks of clients and of primaries that disagree or are set back or forward, on real members."""
 
 import contextlib
 import time
@@ -34,12 +34,12 @@ class Servers:
         self.replica_set.start()
 
     def ahead(self, number: int) -> float:
-        """By how much the clock of a member is ahead of ours, in seconds."""
+        """Return the seconds by which the clock of a member is ahead of ours."""
         with self.members[number].client() as client:
             return float(client.admin.command("hello")["localTime"].timestamp() - time.time())
 
     def answers(self) -> bool:
-        """Whether a write is confirmed within three seconds."""
+        """Return whether a write is confirmed within three seconds."""
         with self.members[0].client(3.0) as client, contextlib.suppress(PyMongoError):
             client[DATABASE]["answers"].insert_one({})
             return True
@@ -86,14 +86,14 @@ def lock(session: Session, lease: float, *, wait: float = 0, renew: bool = False
 
 
 def left_by_a_killed_process(session: Session, lease: float) -> MongoLock:
-    """A lock that its process has forgotten."""
+    """Return a lock that its process has forgotten."""
     dead = lock(session, lease).acquire()
     session.registry.grants.clear()
     return dead
 
 
 def tries(session: Session, seconds: float) -> list[float]:
-    """Try to take the lock for so long; when it was had."""
+    """Try to take the lock for *seconds*, and return the times of success."""
     end, had = clock.now() + seconds, []
     while clock.now() < end:
         with contextlib.suppress(Exception):
@@ -109,11 +109,11 @@ def tries(session: Session, seconds: float) -> list[float]:
 def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(
     three: Servers, one: Session, two: Session, renew: bool
 ) -> None:
-    """F21: the new primary's clock is 30 s ahead of a lease that ends before: nobody else gets the lock, which is
-    renewed under the new primary with the same token."""
+    """F21: The new primary's clock is 30 s ahead, beyond the end of a lease. No other process gets the lock, and the
+    lock is renewed under the new primary with the same token."""
     three.dials[1].set(30)
     assert three.ahead(1) > 29
-    three.lead(1)  # a member whose clock has leapt calls an election: that is over then
+    three.lead(1)  # a member with a leapt clock calls an election, and this waits until it is over
     three.lead(0)
     store_of(two).collection.find_one()
     mine = lock(one, 6 if renew else 15, renew=renew).acquire()
@@ -128,8 +128,8 @@ def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(
 
 @pytest.mark.parametrize("how", ["another primary", "set back"])
 def test_a_dead_holder_is_gone_after_two_leases(three: Servers, one: Session, two: Session, how: str) -> None:
-    """F22, F23: its lease was written under a clock that is far ahead; then a member whose clock is right is elected,
-    or that clock is set back on the running primary. It does not live as much longer."""
+    """F22, F23: The lease of a dead holder was written under a clock that is far ahead. A member with the right clock
+    is elected, or the clock is set back on the running primary. The lease does not live as much longer."""
     three.dials[1].set(120)
     three.lead(1)
     lease, began = 4.0, clock.now()
@@ -150,8 +150,8 @@ def test_a_dead_holder_is_gone_after_two_leases(three: Servers, one: Session, tw
 
 
 def test_a_running_primary_that_is_set_forward_tells_the_holder(three: Servers, one: Session, two: Session) -> None:
-    """F24: the documented limit: another gets the lock at once. The holder learns of it at its next renewal, long
-    before its lease would end, and what it writes then has the older token."""
+    """F24: The documented limit is that another process gets the lock at once. The holder learns of its loss at its
+    next renewal, long before its lease ends. Later writes of the holder carry the older token."""
     three.dials[1].set(0)
     three.lead(1)
     mine = lock(one, 15, renew=True).acquire()

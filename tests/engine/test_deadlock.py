@@ -1,4 +1,4 @@
-"""Deadlocks over threads, tasks and processes: found from the documents, and only where there is one."""
+"""Deadlocks over threads, tasks and processes are found in the documents, and only real ones."""
 
 import asyncio
 import threading
@@ -40,7 +40,10 @@ def queue_is(entries: Entries, key: str, length: int) -> bool:
 
 
 def ring(in_thread: InThread, makers: Sequence[LockMaker], entries: Entries) -> list[Waiter]:
-    """Each holds one key, and wants that of the next; the last closes the cycle, and is the youngest waiter."""
+    """Let each waiter hold one key and want the key of the next.
+
+    The last waiter closes the cycle, and is the youngest.
+    """
     names = [f"key{number}" for number in range(len(makers))]
     wanted = names[1:] + names[:1]
     parties = [
@@ -56,8 +59,8 @@ def ring(in_thread: InThread, makers: Sequence[LockMaker], entries: Entries) -> 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("apart", [True, False], ids=["processes", "threads"])
 def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(here: Here, count: int, apart: bool) -> None:
-    """F45: A holds 1 and wants 2, B holds 2 and wants 1, also over three sessions: LockDeadlock names the cycle, to
-    the youngest waiter only."""
+    """F45: A holds 1 and wants 2, and B holds 2 and wants 1, also over three sessions. The youngest waiter alone gets
+    LockDeadlock with the cycle."""
     sessions = [here.new_session() for _ in range(count if apart else 1)] * (1 if apart else count)
 
     def maker(session: Session) -> LockMaker:
@@ -75,7 +78,7 @@ def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(here: Here, count
 
 
 async def test_tasks_of_one_loop_find_their_deadlock(session: Session) -> None:
-    """F45: two coroutines of one thread are two who wait."""
+    """F45: Two coroutines of one thread are two waiters."""
     holding = asyncio.Barrier(2)
 
     async def take(have: str, want: str) -> str:
@@ -92,7 +95,7 @@ async def test_tasks_of_one_loop_find_their_deadlock(session: Session) -> None:
 
 @pytest.mark.long
 def test_processes_find_their_deadlock(collection: Collection[Document], entries: Entries) -> None:
-    """F45: the same with real processes, at the pace that users have."""
+    """F45: Real processes find their deadlock at the default pace."""
     with (
         processes(1, "nested", collection.name, "a", "b") as one,
         processes(1, "nested", collection.name, "b", "a") as two,
@@ -107,7 +110,7 @@ def test_processes_find_their_deadlock(collection: Collection[Document], entries
 
 
 def documents_of(*asked: tuple[str, str, Terms]) -> tuple[list[Document], datetime]:
-    """The documents, and the time, when workers have asked for keys, one after the other."""
+    """Return the documents and the time after workers have asked for keys, one after the other."""
     server = MemoryServer()
     for key, worker, terms in asked:
         add = entry(f"{key} {worker}", "s", terms, {}, worker)
@@ -128,8 +131,8 @@ def documents_of(*asked: tuple[str, str, Terms]) -> tuple[list[Document], dateti
     ],
 )
 def test_what_makes_a_cycle(held: list[Terms | None], owner: Terms, found: bool) -> None:
-    """F45: the owner of "data" waits for "gpu", whose holders wait for "data", but for the first, which is free: it is
-    a deadlock only if what that one will release is not enough."""
+    """F45: The owner of "data" waits for "gpu". The holders of "gpu" wait for "data", except the first, which is free.
+    A deadlock exists only if the weight that the first will release is not enough."""
     users = [(str(number), terms) for number, terms in enumerate(held) if terms is not None]
     waits = [("data", user, QUICK) for user, _ in users if user != "0"]
     asked = [("data", "owner", QUICK), *(("gpu", *user) for user in users), *waits, ("gpu", "owner", owner)]
@@ -144,8 +147,8 @@ def test_what_makes_a_cycle(held: list[Terms | None], owner: Terms, found: bool)
 
 
 def test_who_goes_on_is_in_no_cycle() -> None:
-    """F45: a worker with two waits goes on when both are over; a waiter needs what those before it in the queue need;
-    what is damaged is no wait."""
+    """F45: A worker with two waits goes on when both are over. A waiter needs the weight that waiters ahead in the
+    queue need. A damaged entry is not a wait."""
     ring = [("a", "1", QUICK), ("b", "2", QUICK), ("b", "1", QUICK), ("a", "2", QUICK)]
     documents, now = documents_of(*ring, ("free", "3", QUICK), ("free", "1", QUICK))
     assert len(cycles(documents, now)) == 1
@@ -157,7 +160,7 @@ def test_who_goes_on_is_in_no_cycle() -> None:
 
 @pytest.mark.long
 def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, hold_up: HoldUp) -> None:
-    """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
+    """F45, F100: A thread that lost its lock object, for example to a signal, and asks again waits for the release."""
     gate = hold_up(here.session.ending, "end", lambda grant, how: how is How.ABANDONED)
     here.lock(wait=0).acquire()  # and its object is gone
     timer = threading.Timer(0.8, gate.go.set)

@@ -1,4 +1,4 @@
-"""Locks that no process keeps alive, and those whose grant another one replaces: in memory."""
+"""Locks that no process keeps alive, and locks with a grant that another one replaces, in memory."""
 
 import os
 import re
@@ -37,8 +37,8 @@ def tombstones(memory: Memory) -> list[str]:
 
 
 def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: one lease from before a command of its own that has taken or renewed it; what it reads makes that no longer.
-    In a forked child it is believed in no more, and nothing is sent."""
+    """P1: A detached lock is believed in for one lease from before its own command that took or renewed it. A read does
+    not extend that time. A forked child does not believe in the lock, and sends nothing."""
     run, find = memory.session.run, lambda: memory.session
     mine, theirs = Detached("k", find), Detached("k", find)
     assert (bool(mine._belief), mine._belief.remaining) == (False, 0)
@@ -80,7 +80,7 @@ def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch
 
 
 def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is held for its owner, by no session, for as long as its lease says; who is struck meanwhile leaves none."""
+    """A parked lock is held for its owner, by no session, for one lease. An interrupted call leaves no parked lock."""
     store = memory.session.store
     with pytest.raises(ValueError, match="needs an owner"):
         park(memory.session, "k", CALM, {})
@@ -117,7 +117,8 @@ def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_main_thread_parks_nothing_itself(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: what a signal handler raises there must not strike inside the driver, whose time limit would then stay."""
+    """F29: The main thread parks nothing itself. An error of a signal handler must not strike inside the driver,
+    because its time limit would then stay set."""
     senders, apply = list[int](), memory.session.store.apply
 
     def watched(*arguments: Any) -> Reply:
@@ -138,7 +139,8 @@ def test_the_main_thread_parks_nothing_itself(memory: Memory, monkeypatch: pytes
     "what", ["held", "in doubt", "taken away", "found lost", "away", "a parent's", "not acquired", "two keys"]
 )
 def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one command, so that nobody gets it in between; the lock object holds nothing then, whatever came of it."""
+    """A held lock is parked in one command, so that nobody gets it in between. The lock object holds nothing then,
+    whatever the outcome."""
     lock = memory.lock(*(("a", "b") if what == "two keys" else ("k",)), terms=OWNED)
     if what != "not acquired":
         lock.acquire()
@@ -155,7 +157,7 @@ def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.Mo
         assert memory.holders() == [grant.id]
         return
     grant.outcome_unknown = what == "in doubt"
-    other = memory.other(terms=CALM)  # kept: a lock object that is dropped is released
+    other = memory.other(terms=CALM)  # kept, because a dropped lock object is released
     if what in ("taken away", "found lost"):
         memory.apply(remove=(grant.id,), force=True)
         other.acquire()
@@ -191,7 +193,7 @@ def away(key: str | None) -> None:
 
 
 def watch(session: Any, name: str, calls: list[Any]) -> None:
-    """Keep with what a method of the session's store is called."""
+    """Record the arguments of a method of the session's store."""
     method = getattr(session.store, name)
 
     def watched(*arguments: Any) -> Any:
@@ -206,7 +208,7 @@ def steps(lock: Any) -> bool:
 
 
 def test_what_cannot_be_downgraded(memory: Memory) -> None:
-    """It stays as it is: what is not held, is being written in a transaction, or is shared already."""
+    """A lock that is not held, is being written in a transaction, or is already shared stays as it is."""
     lock = memory.lock(terms=CALM)
     assert not steps(lock)
     lock.acquire()
@@ -223,7 +225,7 @@ def test_what_cannot_be_downgraded(memory: Memory) -> None:
 
 
 def test_a_downgraded_lock_goes_on(memory: Memory) -> None:
-    """With its longest hold, its length, its owner and the line that acquired it."""
+    """A downgraded lock keeps its longest hold, its length, its owner and the line that acquired it."""
     lock = memory.lock(terms=OWNED, max_hold=100.0).acquire()
     lock.extend(80)
     before = grant_of(lock)
@@ -249,7 +251,8 @@ def test_a_downgraded_lock_goes_on(memory: Memory) -> None:
 
 @pytest.mark.parametrize("how", ["no answer", "taken away", "just lost"])
 def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, F104: of all keys: what is held in part is of no use. Nothing is left, here or there."""
+    """P6, F104: A downgrade that fails gives up all keys, because a part of them is of no use. No entry is left in the
+    document or the session."""
     lock = memory.lock("a", "b", terms=CALM).acquire()
     grants, apply = own(lock).grants, memory.session.store.apply
 
@@ -288,14 +291,14 @@ def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.Mo
 
 
 def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F104: then it is given up, and no later."""
+    """F104: A downgrade is retried until the end of the lease, and no longer."""
     monkeypatch.setattr(procedures, "backoff", lambda failures: 99.0)
     monkeypatch.setattr(clock, "now", lambda: 100.0)
     lock = memory.lock(terms=CALM).acquire()
     asked = downgrade(own(lock))
     assert isinstance(next(asked), Apply)
     assert asked.throw(LockBackendFailed("away", "k")) == Pause(ANY, CALM.lease)
-    (reader,) = memory.session.queue.waiting.values()  # so that it can be woken; in no line
+    (reader,) = memory.session.queue.waiting.values()  # can be woken, but stands in no line
     assert (reader.terms.mode, memory.session.queue.lines) == ("shared", {})
     assert reader.id in memory.session.registry.grants
     asked.close()

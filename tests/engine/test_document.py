@@ -1,4 +1,4 @@
-"""What a key and a fact may be, and how damage is found in what is stored."""
+"""The limits of keys and facts, and the damage that is found in stored documents."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -59,7 +59,7 @@ def test_a_fact_that_is_too_long_is_told_the_limit_of_facts(length: int) -> None
 
 
 def test_a_whole_document_has_no_damage() -> None:
-    """F53: unknown fields are no damage: a newer release may have written them."""
+    """F53: Unknown fields are no damage, because a newer release may have written them."""
     assert find_damage(document()) is None
     assert find_damage(document(news=1, holders=[holder(news=1)])) is None
     assert is_holder(holder())
@@ -68,7 +68,7 @@ def test_a_whole_document_has_no_damage() -> None:
 
 @pytest.mark.parametrize("name", list(DOCUMENT_FIELDS))
 def test_a_missing_or_wrong_field_is_found_and_named(name: str) -> None:
-    """F55: the error names the damaged field."""
+    """F55: The error names a damaged field."""
     broken = document()
     del broken[name]
     assert name in (find_damage(broken) or "")
@@ -79,7 +79,7 @@ def test_a_missing_or_wrong_field_is_found_and_named(name: str) -> None:
 @pytest.mark.parametrize("name", [*entry("", "", Terms(), {}), "since", "until", "token", "acquired_at"])
 @pytest.mark.parametrize("value", [None, 1.0, True, "later", [], ObjectId()], ids=lambda value: type(value).__name__)
 def test_a_damaged_entry_is_found_and_named(name: str, value: object) -> None:
-    """F55: one wrong field in one entry spoils the document, wherever it stands."""
+    """F55: One wrong field in any entry damages the document."""
     if isinstance(value, str) and name in ("grant", "session", "worker", "mode"):
         value = None
     damage = find_damage(document(holders=[holder(), holder(**{name: value})]))
@@ -91,12 +91,12 @@ def test_a_damaged_entry_is_found_and_named(name: str, value: object) -> None:
 
 @pytest.mark.parametrize("item", [None, 1, "x", [], [holder()]])
 def test_an_entry_that_is_no_document_is_damage(item: object) -> None:
-    """F55: anything may stand in an array."""
+    """F55: An entry of an array that is no document is damage."""
     assert "not a document" in (find_damage(document(holders=[item])) or "")
 
 
 def test_a_version_or_a_token_that_we_do_not_know_is_damage() -> None:
-    """F53, F55: a later version is not guessed at; a token near the end of int64 is not counted on."""
+    """F53, F55: A later version is not guessed at, and a token near the end of int64 is not counted on."""
     assert "version is 0" in (find_damage(document(v=0)) or "")
     assert "too large" in (find_damage(document(token=LAST_TOKEN)) or "")
     assert "token" in (find_damage(document(token=5.0)) or "")
@@ -104,7 +104,8 @@ def test_a_version_or_a_token_that_we_do_not_know_is_damage() -> None:
 
 
 def test_what_a_newer_release_wrote_is_to_be_left_alone() -> None:
-    """F142: whatever shape it has by then, the error says to upgrade, and never to delete it: it may be held."""
+    """F142: The error for a newer document says to upgrade, and never to delete it, because the lock may be held. This
+    applies to any shape of the document."""
     problem = find_damage({**document(v=2), "holders": {"in": "another shape"}}) or ""
     said = str(LockDocumentDamaged("k", problem))
     assert "version 2" in said
@@ -114,7 +115,7 @@ def test_what_a_newer_release_wrote_is_to_be_left_alone() -> None:
 
 
 def test_a_reply_tells_how_a_grant_stands() -> None:
-    """P4: what it says of times is for timers and people; no more than a whole lease, whatever the clocks say."""
+    """P4: Times in a reply are for timers and people. No time is longer than a whole lease, whatever the clocks say."""
     mine, theirs, ends = holder(beat=3), holder(grant="g2", host="web2"), NOW + timedelta(seconds=10)
     others = {
         "granted": [{"to": "s2", "grant": "g3", "token": 6, "at": NOW}],
@@ -143,7 +144,7 @@ def test_a_reply_tells_how_a_grant_stands() -> None:
 
 
 def test_for_how_long_the_first_holder_has_held() -> None:
-    """It is for people, and for retries: never less than nothing, and unknown where nobody holds the key."""
+    """The time held is for people and for retries. The time is never negative, and infinite if nobody holds the key."""
     theirs = holder()
     for now, seconds in ((NOW, 2.0), (theirs["acquired_at"], 0.0), (NOW - timedelta(hours=1), 0.0), (None, math.inf)):
         assert Reply(now=now, theirs=theirs).held_for == seconds
@@ -155,14 +156,14 @@ def test_for_how_long_the_first_holder_has_held() -> None:
     [("mine", "holders is damaged"), ("holder", "holders is damaged"), ("queued", "waiters"), ("first_end", "a date")],
 )
 def test_a_damaged_entry_in_a_reply_is_an_error(name: str, told: str) -> None:
-    """F55: a grant is never read out of an entry that we did not write."""
+    """F55: A damaged entry is never read as a grant."""
     raw = {"now": NOW, "place": -1, "waiting": 0, "first_end": None, name: {"grant": "g", "until": NOW}}
     with pytest.raises(LockDocumentDamaged, match=told):
         read_reply("k", raw)
 
 
 def test_a_bell_is_read_as_it_was_rung() -> None:
-    """F55: and what nobody of ours has written there is none."""
+    """F55: A bell is read as it was rung. A message in a foreign form is no bell."""
     for bell in (Bell("s", "g", News(5, NOW)), Bell("s", "g")):
         assert read_bell(bell.message) == bell
     heard = {"to": "s", "grant": "g"}
@@ -171,7 +172,7 @@ def test_a_bell_is_read_as_it_was_rung() -> None:
 
 
 def test_what_a_renewal_found() -> None:
-    """F55: whatever else stands there, the grants that can be read are."""
+    """F55: The readable grants are read, whatever else is stored."""
     asked = {"grant": "g", "beat": 3, "token": Int64(5), "release_requested_by": "a\nb"}
     odd = [7, {"grant": 7}, {"grant": "h", "beat": "3", "release_requested_by": 5}, asked]
     assert read_found({"token": 9, "holders": odd}) == Found(9, {"g": Beat(3, "a?b", 5), "h": Beat(0)}, {})
@@ -179,7 +180,7 @@ def test_what_a_renewal_found() -> None:
 
 
 def test_the_server_lets_a_lease_live_longer_than_its_holder_believes() -> None:
-    """P1: by a tenth of it, and by the margin at least."""
+    """P1: The server's lease is longer by a tenth, and by the margin at least."""
     terms = Terms(lease=30.0, margin=1.0, clock_margin=0.1)
     assert (terms.server_lease, terms.server_lease_of(5.0)) == (33.0, 6.0)
     assert (terms.holder_lease_of(30.0), terms.holder_lease_of(5.0)) == (27.0, 4.0)

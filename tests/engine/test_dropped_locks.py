@@ -25,7 +25,10 @@ PERMITS = Terms(lease=60, margin=1, mode="semaphore", capacity=1)
 
 
 class Taking:
-    """Acquires locks in one of three ways, always awaited here; `refs` leads to those that were acquired."""
+    """A block that acquires locks in one of three ways, always awaited here.
+
+    `refs` has weak references to the acquired locks.
+    """
 
     def __init__(self, here: Here, fail: Callable[[], object], awaits: bool) -> None:
         self.here, self.fail, self.awaits = here, fail, awaits
@@ -119,13 +122,13 @@ WAYS: list[Callable[[Taking], Coroutine[Any, Any, None]]] = [
 
 @pytest.fixture(autouse=True)
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All has just come, however busy the machine is."""
+    """Treat every caller as having just come, however busy the machine is."""
     monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def without_collector() -> Iterator[None]:
-    """What only the garbage collector would find stays."""
+    """Turn the garbage collector off, so that objects in cycles stay."""
     gc.collect()
     gc.disable()
     yield
@@ -147,7 +150,7 @@ def go(taking: Taking, way: Callable[[Taking], Coroutine[Any, Any, None]], where
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_dropped(here: Here, hold_up: HoldUp, way: Any, where: str) -> None:
-    """F33, F156: it is gone when its last reference is, and the lock is released soon after."""
+    """F33, F156: A lock object is gone when its last reference is gone. The lock is released soon after."""
 
     def fail() -> None:
         hold_up(here.session.store, "apply").fail(LockBackendFailed("no answer"))

@@ -1,4 +1,4 @@
-"""The ends of a grant, where two parties come to it at once: on the rule in Python, with commands held up."""
+"""The ends of a grant when two parties come to it at once, on the rule in Python, with commands held up."""
 
 import asyncio
 import functools
@@ -33,7 +33,7 @@ from tests.support.waiting import eventually
 
 
 class Call:
-    """A function that another thread calls: what it returned, or raised."""
+    """A function that another thread calls, and its result or error."""
 
     def __init__(self, in_thread: InThread, call: Callable[..., Any], *arguments: Any) -> None:
         self.result: Any = None
@@ -52,7 +52,7 @@ class Call:
 
 @pytest.mark.parametrize("how", ["forced", "max_hold"])
 def test_a_key_that_is_lost_while_the_next_is_waited_for(memory: Memory, how: str) -> None:
-    """F164, P7: acquire() never returns what is not held."""
+    """F164, P7: acquire() never returns a lock that is not held."""
     theirs = memory.other("b").acquire()
     options = {"max_hold": 60.0} if how == "max_hold" else {}
     mine = memory.lock("a", "b", wait=None, **options)
@@ -73,7 +73,7 @@ def test_a_key_that_is_lost_while_the_next_is_waited_for(memory: Memory, how: st
 def test_what_was_acquired_since_another_thread_released_it(
     memory: Memory, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F165: a release whose answer comes late ends what it released, and not what the object has acquired since."""
+    """F165: A release with a late answer ends its own grant. A grant that the object has acquired since stays held."""
     monkeypatch.setattr(procedures, "LOCAL_HANDOVER_GRACE", 0.05)
     lock = memory.lock().acquire()
     gate = hold_up(memory.session.store, "release_uncontended", late=True)
@@ -88,7 +88,7 @@ def test_what_was_acquired_since_another_thread_released_it(
 
 @pytest.mark.parametrize("looks", ["end of the block", "release", "renewal"])
 def test_what_another_thread_is_releasing_is_not_lost(memory: Memory, hold_up: HoldUp, looks: str) -> None:
-    """F163, F165: who comes while the command of the release is on its way reports no loss."""
+    """F163, F165: A method called while the command of the release is on its way reports no loss."""
     lost: list[object] = []
     lock = memory.lock(on_lost=lost.append).acquire()
     gate = hold_up(memory.session.store, "release_uncontended")
@@ -109,7 +109,7 @@ def test_what_another_thread_is_releasing_is_not_lost(memory: Memory, hold_up: H
 
 
 def test_an_extension_and_a_downgrade(memory: Memory, hold_up: HoldUp) -> None:
-    """F165: what another thread has downgraded is extended as it is now."""
+    """F165: An extension keeps the terms of a downgrade by another thread."""
     lock = memory.lock().acquire()
     gate = hold_up(memory.session.store, "apply")
     extending = Call(memory.in_thread, lock.extend, 9_000)
@@ -125,7 +125,8 @@ def test_an_extension_and_a_downgrade(memory: Memory, hold_up: HoldUp) -> None:
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_lock_that_is_parked_is_not_lost(memory: Memory, hold_up: HoldUp, interrupted: bool) -> None:
-    """F166: it is renewed while the command that parks it is on its way; a signal that strikes then leaves nothing."""
+    """F166: A lock is renewed while the command that parks it is on its way. If a signal strikes then, no lock is
+    left."""
     lost: list[object] = []
     terms = replace(LONG, owner="me")
     lock = memory.lock(terms=terms, on_lost=lost.append).acquire()
@@ -149,7 +150,7 @@ def test_a_lock_that_is_parked_is_not_lost(memory: Memory, hold_up: HoldUp, inte
 def test_a_command_that_outlasts_the_wait_queues_nobody(
     memory: Memory, hold_up: HoldUp, coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: its caller has asked again, and was refused: what comes after that leaves no place in the queue."""
+    """P6: A late command queues nobody, because its caller has asked again and was refused."""
     monkeypatch.setattr(worker_threads, "OVERTIME", 0.02)
     memory.session.commands.timeout = 0.1
     theirs = memory.other().acquire()
@@ -169,7 +170,7 @@ def test_a_command_that_outlasts_the_wait_queues_nobody(
 
 
 def test_a_hand_over_that_ends_while_it_is_asked_for(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F167: whoever looks while its giver ends it, without an answer, sees one or the other."""
+    """F167: A reader during the end of a hand-over without an answer sees one state or the other."""
     grant = new_grant(memory.session, memory.lock(), object())
     waiting, grant.waiting.handover_reserved = grant.waiting, True
 
@@ -185,7 +186,8 @@ def test_a_hand_over_that_ends_while_it_is_asked_for(memory: Memory, monkeypatch
 
 
 def test_what_is_lost_while_a_hand_over_to_it_is_under_way(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F167: a copy of the command that queued it must not bring it back."""
+    """F167: A grant lost during a hand-over is removed, so that a copy of the command that queued it cannot bring it
+    back."""
     grant = grant_of(memory.lock().acquire())
     grant.waiting.handover_reserved = True
     memory.apply(remove=(grant.id,), force=True)
@@ -198,8 +200,8 @@ def test_what_is_lost_while_a_hand_over_to_it_is_under_way(memory: Memory, monke
 @pytest.mark.parametrize("doubt", ["none", "a hand-over is under way", "no answer"])
 @pytest.mark.parametrize("how", ["release", "downgrade", "park"])
 def test_a_copy_of_the_command_does_not_bring_back(memory: Memory, how: str, doubt: str) -> None:
-    """F174, F17, P6: what was released, downgraded or parked: however it leaves its document, a tombstone stays there.
-    None stays where there was no doubt: each command would have to look at it."""
+    """F174, F17, P6: A grant that was released, downgraded or parked leaves a tombstone in its document. Without doubt
+    about its commands no tombstone is left, because each command would have to look at it."""
     terms = replace(LONG, owner="me")
     lock = memory.lock(terms=terms).acquire()
     grant = grant_of(lock)
@@ -220,7 +222,8 @@ def test_a_copy_of_the_command_does_not_bring_back(memory: Memory, how: str, dou
 
 
 def test_a_copy_of_the_command_of_a_process_that_is_gone(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F174, P6: its owner has resumed and released the lock. What the network has held up locks nothing after that."""
+    """F174, P6: The owner has resumed and released the lock. A delayed command of the process that is gone does not
+    lock it again."""
     owned = replace(LONG, owner="me")
     gone = memory.other("k", terms=owned).acquire()
     monkeypatch.setattr(memory.session, "fate", lambda process: "gone")
@@ -231,7 +234,7 @@ def test_a_copy_of_the_command_of_a_process_that_is_gone(memory: Memory, monkeyp
 
 
 def test_what_its_thread_has_lost_while_it_asks_for_another(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The heartbeat may take it out at any moment: that is no error of the lock that is asked for."""
+    """If the heartbeat removes a lost grant of the thread meanwhile, acquiring another lock raises no error."""
     first, second, owner = memory.lock("a").acquire(), memory.lock("b").acquire(), Grant.owner_token
 
     def owner_of(grant: Grant) -> Any:
@@ -245,20 +248,20 @@ def test_what_its_thread_has_lost_while_it_asks_for_another(memory: Memory, monk
 
 
 async def test_a_wrong_argument_releases_nothing(memory: Memory) -> None:
-    """F168: as in acquire()."""
+    """F168: release() refuses a wrong argument, as acquire() does."""
     async with memory.lock() as lock:
         with pytest.raises(TypeError):
             await lock.aacquire("5")  # type: ignore[arg-type]
         assert lock.held
 
 
-# What is reported
+# Reports of ends
 
 
 @pytest.mark.parametrize("how", ["pause", "close"])
 def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """F169: its process was stopped for longer than the lease, or the session is closed, just then: it is reported as
-    acquired, and as lost, and nothing is known of it any more."""
+    """F169: A grant that ends before its report is reported as acquired and as lost, and then forgotten. The process
+    was stopped for longer than the lease, or the session was closed."""
     hold = memory.session.registry.note_held
 
     def late(grant: Grant) -> None:
@@ -278,7 +281,7 @@ def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: py
 
 
 def test_two_ends_at_once_are_one(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F169: the caller releases it, and the session is closed: one of the two reports it."""
+    """F169: The caller releases the lock while the session is closed. Only one of the two reports the end."""
     lock = memory.lock().acquire()
     others: list[threading.Thread] = []
     reporting = grant_of(lock).reporting
@@ -304,7 +307,7 @@ def test_two_ends_at_once_are_one(memory: Memory, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("found_by", ["heartbeat", "caller"])
 def test_a_loss_is_told_once(memory: Memory, monkeypatch: pytest.MonkeyPatch, found_by: str) -> None:
-    """F169: for each acquisition, also where it is of several keys, and whoever finds it first."""
+    """F169: A loss is reported once for each acquisition, even of several keys, whatever finds it first."""
     told: list[object] = []
     lock = memory.lock("a", "b", auto_renew=False, on_lost=told.append).acquire()
     if found_by == "heartbeat":
@@ -319,7 +322,7 @@ def test_a_loss_is_told_once(memory: Memory, monkeypatch: pytest.MonkeyPatch, fo
 
 
 def test_a_request_that_is_found_after_the_release(memory: Memory, hold_up: HoldUp) -> None:
-    """F169: that the release was requested is not reported of what is released; its object holds another grant now."""
+    """F169: A release request is not reported for a released grant. The lock object holds another grant by then."""
     asked: list[object] = []
     lock = memory.lock(on_release_requested=asked.append).acquire()
     grant = grant_of(lock)
@@ -341,7 +344,7 @@ def test_a_request_that_is_found_after_the_release(memory: Memory, hold_up: Hold
 def test_a_release_that_finds_its_session_has_released(
     memory: Memory, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F170: the session is closed while the command of the caller is on its way: that is no loss."""
+    """F170: A session that is closed while the caller's release is on its way causes no report of a loss."""
     lock = memory.lock().acquire()
     gate = hold_up(memory.session.store, "release_uncontended")
     releasing = Call(memory.in_thread, lock.release)
@@ -360,7 +363,8 @@ def test_a_release_that_finds_its_session_has_released(
 
 
 def test_a_release_in_a_session_that_is_being_closed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F170: it goes on without its heir, and does not replace the error of its block."""
+    """F170: A release in a session that is being closed goes on without an heir, and does not replace the error of its
+    block."""
     lock = memory.lock().acquire()
     waiting = Call(memory.in_thread, memory.lock(wait=None).acquire)
     assert eventually(lambda: memory.session.queue.waiting)
@@ -382,7 +386,7 @@ def test_a_release_in_a_session_that_is_being_closed(memory: Memory, monkeypatch
 def test_a_session_that_is_closed_while_an_errand_is(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, errand: str
 ) -> None:
-    """F173, P6: the locks are released all the same, with a limit; what has failed is not waited for."""
+    """F173, P6: The locks are released within a time limit. An errand that has failed is not waited for."""
     stuck, release, close = threading.Event(), memory.session.store.release_uncontended, memory.session.store.close
     limits: list[float] = []
     left: list[Any] = []
@@ -410,7 +414,7 @@ def test_a_session_that_is_closed_while_an_errand_is(
 
 
 def test_a_session_that_is_closed_without_any_time(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F173: a command without time left has a short limit, rather than none."""
+    """F173: A command without time left has a short limit instead of none."""
     limits: list[float] = []
     kept = memory.lock().acquire()
 
@@ -425,7 +429,7 @@ def test_a_session_that_is_closed_without_any_time(memory: Memory, monkeypatch: 
 
 
 def test_no_time_is_a_limit_for_the_driver(store: MongoStore) -> None:
-    """F173: to which 0 would mean none."""
+    """F173: The driver would take 0 as no limit."""
     with store.bounded(0.0):
         assert _csot.get_deadline() < time.monotonic() + 1
 
@@ -435,7 +439,7 @@ def test_no_time_is_a_limit_for_the_driver(store: MongoStore) -> None:
 
 @pytest.mark.long
 def test_a_minimum_hold_lasts_where_signals_strike_the_release(memory: Memory) -> None:
-    """F171: wherever the first one strikes, and after it at every line."""
+    """F171: A minimum hold lasts, wherever the first signal strikes in the release, and every line after it."""
     terms = replace(LONG, min_hold=3_000)
 
     def release(key: str, first: int) -> Strikes:
@@ -457,7 +461,7 @@ def test_a_minimum_hold_lasts_where_signals_strike_the_release(memory: Memory) -
 
 
 def test_a_loop_that_is_closed_while_it_releases(memory: Memory, hold_up: HoldUp) -> None:
-    """F171: its command failed, and no task can send another; the lock object lives on."""
+    """F171: The command of a closed loop failed, and no task can send another. The lock object lives on."""
     loop = asyncio.new_event_loop()
     lock = memory.lock()
     loop.run_until_complete(loop.create_task(lock.aacquire()))
@@ -481,7 +485,7 @@ def test_a_loop_that_is_closed_while_it_releases(memory: Memory, hold_up: HoldUp
 
 
 def both(session: MemorySession, told: list[object]) -> tuple[MongoLock, MongoLock]:
-    """Two lock objects of one thread, which share a grant."""
+    """Return two acquired lock objects of one thread that share a grant."""
 
     def make() -> MongoLock:
         return make_lock(session, terms=LONG, reentrant=True, on_lost=told.append, on_release_requested=told.append)
@@ -492,7 +496,7 @@ def both(session: MemorySession, told: list[object]) -> tuple[MongoLock, MongoLo
 @pytest.mark.parametrize("event", ["lost", "requested"])
 @pytest.mark.parametrize("left", [False, True])
 def test_each_object_that_shares_a_grant_is_told(memory: Memory, event: str, left: bool) -> None:
-    """F172: as long as it shares it: not the one that has left it."""
+    """F172: Each object is told as long as it shares the grant. An object that has left is not told."""
     told: list[object] = []
     outer, inner = both(memory.session, told)
     if left:
@@ -507,7 +511,7 @@ def test_each_object_that_shares_a_grant_is_told(memory: Memory, event: str, lef
 
 
 def test_one_that_enters_after_the_request(memory: Memory) -> None:
-    """It is told as well, and hears the bells from then on."""
+    """A lock object that enters after a release request is told as well, and hears bells from then on."""
     told: list[object] = []
     outer = make_lock(memory.session, terms=LONG, reentrant=True).acquire()
     memory.session.notifications.report_release_request(grant_of(outer), "me")
@@ -518,7 +522,7 @@ def test_one_that_enters_after_the_request(memory: Memory) -> None:
 
 
 def test_the_last_object_that_lives_releases(memory: Memory) -> None:
-    """F172: the other one, which shared the grant, was dropped."""
+    """F172: The last living object releases the shared grant, although the other object was dropped."""
     outer, inner = both(memory.session, [])
     del outer
     gc.collect()
@@ -527,7 +531,8 @@ def test_the_last_object_that_lives_releases(memory: Memory) -> None:
 
 
 def test_a_grant_that_is_entered_again_while_it_is_released(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F172: it is shared before, and stays held; or after, and is another grant."""
+    """F172: A grant that is re-entered before the release is shared and stays held. After the release, the object gets
+    another grant."""
     outer = memory.lock(reentrant=True).acquire()
     inner = memory.lock(reentrant=True)
     owner = Grant.owner_token
@@ -546,7 +551,7 @@ def test_a_grant_that_is_entered_again_while_it_is_released(memory: Memory, monk
 
 
 def test_a_lock_object_that_fails_leaves_a_shared_grant_alone(memory: Memory) -> None:
-    """F172: an inner lock enters a key again and does not get the next one: the outer one goes on holding its own."""
+    """F172: An inner lock re-enters a key and does not get the next one. The outer lock keeps its grant."""
     theirs = memory.other("b").acquire()
     outer = memory.lock("a", reentrant=True).acquire()
     with pytest.raises(LockNotAcquired):

@@ -1,4 +1,4 @@
-"""Servers that die, hang, step down, are cut off, and come back, while locks are taken: on real members."""
+"""Servers die, hang, step down, are cut off, and come back, while locks are taken, on real members."""
 
 import contextlib
 import threading
@@ -28,7 +28,7 @@ from tests.support.proxies import proxied
 from tests.support.waiting import eventually
 from verify.faults.proxy import Rule
 
-#: Up to three times: a member that gets no processor for seconds is one that does not answer.
+#: Up to three runs, because a member without processor time for seconds looks like a failed one.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240), pytest.mark.flaky(reruns=2)]
 
 CALM = Terms(lease=60, margin=0.5, waiter_lease=8)
@@ -43,7 +43,7 @@ def members() -> Iterator[ReplicaSet]:
 
 @pytest.fixture
 def cluster(members: ReplicaSet) -> Iterator[ReplicaSet]:
-    """The three of them, well before the test, and put right after it."""
+    """Return the three members. They are well before the test, and are repaired after it."""
     assert eventually(lambda: len(members.primaries() + members.secondaries()) == 3, 60)
     yield members
     for member in members.members:
@@ -55,7 +55,7 @@ def cluster(members: ReplicaSet) -> Iterator[ReplicaSet]:
 
 
 def locks_of(session: Session) -> Collection[Document]:
-    """Where the session keeps its locks."""
+    """Return the collection of the session's locks."""
     return store_of(session).collection
 
 
@@ -64,7 +64,7 @@ Sessions = Callable[..., Session]
 
 @pytest.fixture
 def sessions(members: ReplicaSet, session_at: Sessions) -> Sessions:
-    """Makes sessions at the set, or at *uri*."""
+    """Return a function that makes sessions at the set, or at *uri*."""
     return lambda uri=members.uri, **options: session_at(uri, **options)
 
 
@@ -73,14 +73,14 @@ def lock(session: Session, key: str = "k", terms: Terms = CALM, wait: float | No
 
 
 def left(session: Session) -> int:
-    """How many hold a lock or wait for one."""
+    """Return the number of holders and waiters, or -1 if the server does not answer."""
     with contextlib.suppress(PyMongoError):
         return sum(len(found["holders"]) + len(found["waiters"]) for found in locks_of(session).find())
     return -1
 
 
 class Traffic:
-    """Threads of two sessions that contend for three keys; what each of them believed, and how long its calls took."""
+    """Threads of two sessions that contend for three keys, their beliefs, and the durations of their calls."""
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = [sessions(), sessions()]
@@ -119,7 +119,7 @@ class Traffic:
                 self.strange.append(error)
 
     def goes_on(self, since: float) -> bool:
-        """Has each key been taken since then?"""
+        """Return whether each key has been taken since then."""
         return all(any(entered > since for _, entered, _ in list(turns)) for turns in self.held.values())
 
     def check(self) -> None:
@@ -148,9 +148,9 @@ def step_down(cluster: ReplicaSet, primary: Mongod) -> None:
 def test_a_primary_that_goes_away_under_load(
     cluster: ReplicaSet, sessions: Sessions, go_away: Callable[[ReplicaSet, Mongod], None]
 ) -> None:
-    """F1, F2, F3, F18: killed, stopped (its connections stay open and say nothing), or stepped down: no grant is lost
-    or given twice, a lock that is held stays held and is renewed under the next primary, every call ends within its
-    own bounds, work goes on, and nothing is left."""
+    """F1, F2, F3, F18: A primary is killed, steps down, or is stopped with silent open connections. No grant is lost or
+    given twice. A held lock stays held, and is renewed under the next primary. Every call ends within its own bounds,
+    work goes on, and nothing is left."""
     keeper = sessions()
     with lock(keeper, "kept", Terms(lease=24, margin=0.5)) as kept, Traffic(sessions) as traffic:
         token, gone = kept.fencing_token, clock.now()
@@ -168,7 +168,8 @@ def test_a_primary_that_goes_away_under_load(
 
 
 def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> None:
-    """F3, F18: no other member, no RST, no answer: acquiring, trying, releasing and closing end by themselves."""
+    """F3, F18: Without another member, an RST or an answer, acquiring, trying, releasing and closing end by
+    themselves."""
     with ReplicaSet() as alone:
         session = sessions(alone.uri, timeout=1.0)
         with contextlib.suppress(LockLost), lock(session, "held", Terms(lease=4, margin=0.2)) as held:
@@ -186,8 +187,8 @@ def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> Non
 
 
 def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F4: both secondaries hang: what the primary alone has applied is reported to no one, and is taken back once they
-    are there again."""
+    """F4: Both secondaries hang. A grant that only the primary has applied is reported to no caller, and is rolled back
+    when the secondaries return."""
     session = sessions(timeout=1.5)
     with lock(session, "warm"):
         pass
@@ -207,8 +208,8 @@ def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: 
 
 
 def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F5, F6: it was stopped, another was elected; when it goes on, it still believes that it is primary, and answers
-    what was sent to it meanwhile. Nobody takes these answers for a lock, nor for a renewal of one."""
+    """F5, F6: A primary was stopped, and another was elected. When the old primary goes on, it still believes that it
+    is the primary, and answers delayed commands. No session takes these answers for a lock or for a renewal."""
     old = cluster.primary()
     session, before = sessions(), sessions(old.uri, timeout=20)
     asking = [sessions(old.uri, timeout=20) for _ in range(6)]  # each with a connection that is there already
@@ -238,14 +239,14 @@ def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sess
 
 
 def hear(member: Mongod, mode: str) -> None:
-    """Let a secondary fetch what the primary writes ("off"), or not ("alwaysOn"). A stopped process would still have it
-    in its sockets."""
+    """Set whether a secondary fetches the primary's writes ("off") or not ("alwaysOn"). A stopped process would still
+    have the writes in its sockets."""
     with member.client() as client:
         client.admin.command("configureFailPoint", "stopReplProducer", mode=mode)
 
 
 def tokens_at(member: Mongod, session: Session) -> list[int]:
-    """The tokens of all who hold a key, as this member has them."""
+    """Return the tokens of all holders, as this member has them."""
     name, anywhere = locks_of(session).name, ReadPreference.SECONDARY_PREFERRED
     with member.client() as client:
         found = list(client[DATABASE].get_collection(name, read_preference=anywhere).find())
@@ -254,7 +255,7 @@ def tokens_at(member: Mongod, session: Session) -> list[int]:
 
 @contextlib.contextmanager
 def a_release_undone(cluster: ReplicaSet, session: Session, *locks: MongoLock) -> Iterator[None]:
-    """*locks*, which are held, are given back in the block; the primary has that, the others not, and it dies."""
+    """Release *locks* in the block, on the primary only, and kill the primary."""
     primary, others = cluster.primary(), cluster.secondaries()
     tokens = sorted(mine.fencing_token for mine in locks)
     assert eventually(lambda: all(tokens_at(other, session) == tokens for other in others))
@@ -270,11 +271,11 @@ def a_release_undone(cluster: ReplicaSet, session: Session, *locks: MongoLock) -
 
 
 def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F7: on the next primary the locks are held by somebody who has given them back, for as long as a lease: whoever
-    gave them back does so again, also if it has nothing else to do any more."""
+    """F7: On the next primary, released locks are held again for a lease. The session that released them releases them
+    again, even if it has no other work."""
     session = sessions(timeout=1.5)
     alone, shared = lock(session, "alone").acquire(), lock(session, "shared").acquire()
-    grant_of(shared).lease.uncontended = False  # somebody waited then: the other way to give a lock back
+    grant_of(shared).lease.uncontended = False  # as if a waiter had come, so that the other form of release is sent
     with a_release_undone(cluster, session, alone, shared):
         assert alone.release()
         assert shared.release()
@@ -287,8 +288,8 @@ def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessio
 
 
 def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThread) -> None:
-    """F9: who waits goes on waiting and gets the lock when they are back; whose time is over gets a clear error; the
-    holder is in danger, and then holds on or learns of its loss; nothing has to be restarted."""
+    """F9: A waiter goes on waiting and gets its lock when the members are back. A waiter with a timeout gets a clear
+    error. The holder is in danger, and then keeps the lock or learns of its loss. No restart is needed."""
     with ReplicaSet() as alone:
         one, two = sessions(alone.uri, timeout=1.0), sessions(alone.uri, timeout=1.0)
         holder = lock(one, terms=Terms(lease=12, margin=0.3)).acquire()
@@ -309,8 +310,8 @@ def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThrea
 
 
 def test_racing_for_an_unused_key(new_session: Callable[..., Session]) -> None:
-    """F12: eight sessions try to make the same documents at the same moment: one gets each, and nobody sees an error
-    of a duplicate key."""
+    """F12: Eight sessions try to make the same documents at the same moment. One session gets each lock, and no session
+    sees a duplicate key error."""
     made, rounds = [new_session() for _ in range(8)], 40
     start = threading.Barrier(len(made), timeout=30)
     won: list[str] = []
@@ -330,8 +331,8 @@ def test_racing_for_an_unused_key(new_session: Callable[..., Session]) -> None:
 
 
 def test_half_a_second_each_way(sessions: Sessions) -> None:
-    """F19: a lock lives over several leases by renewals that take a second each, and never believes in more time than
-    the server gives it."""
+    """F19: Renewals that take a second each keep a lock alive over several leases. The holder never believes in more
+    time than the server gives."""
     with ReplicaSet() as alone, proxied(alone.members[0].port, Rule(delay=0.5)) as (uri, _):
         session, near = sessions(uri, timeout=8.0), sessions(alone.uri)
         locks_of(near).database.client.admin.command("ping")

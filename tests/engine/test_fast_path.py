@@ -30,12 +30,12 @@ def sent(commands: Commands) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every caller count as one that did not wait before, however busy the machine is."""
+    """Let every caller count as just come, however busy the machine is."""
     monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)
 
 
 def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, commands: Commands) -> None:
-    """P8: each takes one command, and the first one makes the document."""
+    """P8: Acquiring and releasing take one command each, and the first one makes the document."""
     tokens = []
     for _ in range(3):
         with lock() as mine:
@@ -67,7 +67,7 @@ def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(here: Here) 
 
 
 def test_a_key_with_waiters_is_not_guessed(here: Here) -> None:
-    """A release that lets somebody in has not left a free key."""
+    """A release that grants a waiter has not left a free key."""
     mine, theirs = here.lock().acquire(), here.other()
     thread = here.in_thread(lambda: theirs.acquire(10).release())
     assert eventually(lambda: len(here.entries()) == 2)

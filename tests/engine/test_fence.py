@@ -1,4 +1,4 @@
-"""`lock.atomic()` with PyMongo: a transaction that commits only if the lock is still held."""
+"""Transactions of `lock.atomic()` with PyMongo commit only if the lock is still held."""
 
 # ruff: noqa: PT012, SIM117 - what happens inside of a block is what is tested here
 
@@ -33,7 +33,7 @@ TERMS = Terms(lease=30.0, margin=3.0, waiter_lease=10.0)
 
 @pytest.fixture
 def data(collection: Pieces) -> Iterator[Pieces]:
-    """A collection beside the locks'."""
+    """Return a collection beside the locks'."""
     data = collection.database[f"{collection.name}_data"]
     collection.database.create_collection(data.name)
     yield data
@@ -42,13 +42,13 @@ def data(collection: Pieces) -> Iterator[Pieces]:
 
 @pytest.fixture
 def hold(lock: LockMaker) -> LockMaker:
-    """Makes locks of this test's session."""
+    """Return a function that makes locks of this test's session."""
     return lambda *keys, **options: lock(*keys, **{"terms": TERMS, **options})
 
 
 @pytest.fixture
 def take_over(other: LockMaker, take_away: Callable[..., None]) -> Callable[..., MongoLock]:
-    """Takes a lock over, as another process, behind its holder's back."""
+    """Return a function that takes a lock over, as another process, behind its holder's back."""
 
     def take_over(key: str = "k") -> MongoLock:
         take_away(key)
@@ -59,7 +59,7 @@ def take_over(other: LockMaker, take_away: Callable[..., None]) -> Callable[...,
 
 @pytest.fixture
 def join_queue(other: LockMaker) -> Callable[..., None]:
-    """Changes a lock's document without taking it: another process tries for it."""
+    """Return a function that changes a lock's document by a single try of another process."""
 
     def join_queue(key: str = "k") -> None:
         assert not other(key, terms=TERMS).try_acquire()
@@ -89,9 +89,9 @@ class Striker(Commands):
 def test_released_and_kept_for_its_minimum_hold(
     hold: LockMaker, stored: Callable[..., Document], data: Pieces, mongo_uri: str, *, writes: bool
 ) -> None:
-    """P9: another thread gives the lock back after the transaction has made sure that it is held, and before it writes
-    to the lock. Nothing is committed, although the entry stays where it is. (What the transaction has read or written
-    before makes it conflict with the release; where it has done nothing yet, only the fence can tell.)"""
+    """P9: Another thread releases the lock after the transaction has checked that it is held, and before the
+    transaction writes to it. Nothing is committed, although the entry stays. (Earlier reads and writes of the
+    transaction conflict with the release. Without any, only the fence detects the release.)"""
     lock = hold(terms=replace(TERMS, min_hold=25.0)).acquire()
     released: list[bool] = []
     striker = Striker(lambda: released.append(lock.release()))
@@ -106,7 +106,7 @@ def test_released_and_kept_for_its_minimum_hold(
 
 
 def test_a_signal_between_two_steps_of_its_end(hold: LockMaker, mongo: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F66: the transaction has written to the lock's document, and is aborted. The signal's error is what is raised."""
+    """F66: A signal aborts a transaction that has written to the lock's document, and its own error is raised."""
     run = actions.run
 
     def struck(steps: Any, perform: Any) -> Any:
@@ -127,7 +127,7 @@ def test_a_signal_between_two_steps_of_its_end(hold: LockMaker, mongo: Client, m
 
 
 def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """A conflict on the data itself is tried again, too; any other error is not."""
+    """A conflict on the data itself is retried, too. Any other error is not."""
     data.insert_one({"_id": 1, "n": 0})
     attempts: list[int] = []
 
@@ -154,7 +154,7 @@ def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Clien
 def test_its_renewals_are_seen_to_afterwards(
     hold: LockMaker, session: Session, data: Pieces, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F177: they were put off, and the heartbeat may sleep until then."""
+    """F177: Renewals deferred by a transaction are scheduled afterwards, because the heartbeat may sleep until then."""
     with hold() as lock:
         usual, seen_to = grant_of(lock).lease.renew_at, list[float]()
         with lock.atomic(mongo) as transaction:
@@ -164,7 +164,8 @@ def test_its_renewals_are_seen_to_afterwards(
 
 
 def test_a_downgrade_inside(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """F177: is refused: readers would be let in before the commit, which is for the grant that the block began with."""
+    """F177: A downgrade inside the block is refused. Readers would be let in before the commit, and the commit needs
+    the grant of the block's start."""
     with hold() as lock:
         with lock.atomic(mongo) as session:
             with pytest.raises(LockMisused, match="atomic"):
@@ -187,7 +188,7 @@ def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data
 
 @pytest.mark.long
 def test_another_mongodb(hold: LockMaker) -> None:
-    """A client of another MongoDB cannot fence: nothing is committed, and the error says which client to use."""
+    """A client of another MongoDB cannot fence. Nothing is committed, and the error names the right client."""
     with ReplicaSet(1) as elsewhere, MongoClient[Document](elsewhere.uri) as stranger, hold() as lock:
         stranger["somewhere"].create_collection("data")
         with (
@@ -201,7 +202,7 @@ def test_another_mongodb(hold: LockMaker) -> None:
 
 @pytest.mark.long
 def test_standalone() -> None:
-    """A server without transactions is an error before anything is done; it names the cure."""
+    """A server without transactions is reported before any work. The error names the cure."""
     with Mongod() as server, server.client() as client:
         session = Session(MongoStore(StoreConfig({"host": server.uri}, "locks")))
         with MongoLock(lambda: session, ("k",), TERMS) as lock:
@@ -214,7 +215,7 @@ def test_standalone() -> None:
 def test_lost_reply_of_the_commit(
     hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None]
 ) -> None:
-    """A commit of which nobody knows is sent again, until MongoDB says that it is done."""
+    """A commit with an unknown outcome is sent again, until MongoDB says that it is done."""
     with MongoClient[Document](**config.client) as client:
         pieces = client[data.database.name][data.name]
         with hold() as lock, lock.atomic(client) as session:
@@ -227,7 +228,7 @@ def test_lost_reply_of_the_commit(
 def test_unknown_commit(
     hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If MongoDB never says so, the error says that nobody knows; it is not tried again by itself."""
+    """If MongoDB never reports the outcome, the error says that it is unknown. The transaction is not retried."""
     monkeypatch.setattr(transaction, "COMMIT_LIMIT", 0.5)
     calls: list[int] = []
     with MongoClient[Document](**config.client) as client:
@@ -252,7 +253,7 @@ class TestAsync:
 
     @pytest.fixture(params=["AsyncMongoClient", "MongoClient"])
     async def client(self, request: pytest.FixtureRequest, mongo_uri: str, mongo: Client) -> Any:
-        """A client of either kind."""
+        """Return a client of either kind."""
         if request.param == "MongoClient":
             yield mongo
             return

@@ -1,4 +1,4 @@
-"""F194: a helper that runs for a caller in `sync_to_async` or `async_to_sync` shares what the caller holds."""
+"""F194: A helper in `sync_to_async` or `async_to_sync` shares the locks of its caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process knows of a grant: its life, its lease and its renewals, by a clock that the test sets."""
+"""The life of a grant in this process, its lease and its renewals, by a clock that the test sets."""
 
 import random
 import weakref
@@ -16,7 +16,7 @@ NOW = datetime.now(UTC)
 
 
 class Clock:
-    """Shows what it is set to."""
+    """A clock that shows the set time."""
 
     time = 100.0
 
@@ -31,8 +31,12 @@ def now() -> Clock:
 
 @pytest.fixture
 def make(now: Clock) -> Callable[..., Grant]:
-    """Makes a grant that was asked for at 100; of a lease of 30 seconds, and 12 in the queue. until: its end, if it is
-    held. others: of the acquisition."""
+    """Return a function that makes a grant. The grant was asked for at 100, with a lease of 30 seconds and a place of
+    12.
+
+    - until: the end of the grant, if it is held.
+    - others: options of the acquisition.
+    """
 
     def make(
         until: float | None = None, *, auto_renew: bool = True, max_hold: float | None = None, **others: Any
@@ -47,12 +51,12 @@ def make(now: Clock) -> Callable[..., Grant]:
 
 
 def seen(grant: Grant) -> tuple[object, ...]:
-    """What can be asked of it."""
+    """Return the public facts of *grant*."""
     return grant.held, grant.remaining, grant.held_for, grant.ends_at, grant.length, grant.renewable
 
 
 def test_the_life_of_a_grant(make: Callable[..., Grant], now: Clock) -> None:
-    """P1, P7: in what it says of itself: held, remaining, held_for, ends_at, length, renewable."""
+    """P1, P7: The life of a grant shows in held, remaining, held_for, ends_at, length and renewable."""
     grant = make()
     assert (seen(grant), grant.lease.renew_at, grant.lost) == ((False, 0, 0, FOREVER, 12, True), 104, False)
     grant.renewed(112, 100)
@@ -77,7 +81,8 @@ def test_the_life_of_a_grant(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_a_grant_that_is_released(make: Callable[..., Grant], now: Clock) -> None:
-    """P7: once; what its command does not find then was lost after all, unless its session was closed."""
+    """P7: A grant is released once. If its command does not find the grant, it was lost after all, unless its session
+    was closed."""
     for reason, later in (("released", True), (CLOSED, False)):
         grant = make(130)
         assert (grant.mark_released(), grant.mark_released()) == (True, False)
@@ -96,8 +101,8 @@ def test_a_grant_that_is_released(make: Callable[..., Grant], now: Clock) -> Non
 
 
 def test_when_it_is_renewed(make: Callable[..., Grant], now: Clock) -> None:
-    """P6: after a third of what it has; of one that was queued for, at first of the time of a place; with a longest
-    hold not beyond that; deferred, after two thirds."""
+    """P6: A grant is renewed after a third of its time. If it was queued for, the time of its place counts at first. A
+    grant with a longest hold is not renewed beyond that. A deferred grant is renewed after two thirds."""
     for until, max_hold, ends, renew_at, renewable in (
         *((130.0, None, 130, 110, True), (112.0, None, 112, 104, True), (112.5, None, 112.5, 92.5, True)),
         *((130.0, 20.0, 120, 100, False), (130.0, 40.0, 130, 110, True), (130.0, 30.0, 130, 110, False)),
@@ -139,7 +144,8 @@ def test_when_it_is_renewed(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_what_a_renewal_gives(make: Callable[..., Grant]) -> None:
-    """P1, P7: no end comes nearer; failures are over; a longer lease stays long; a loss stays a loss."""
+    """P1, P7: A renewal brings no end nearer, and ends the count of failures. A longer lease stays long, and a loss
+    stays a loss."""
     grant = make(130)
     for until, now, length, stands in (
         (129, 105, 99, (130, 30, 3, 110)),
@@ -160,8 +166,8 @@ def test_what_a_renewal_gives(make: Callable[..., Grant]) -> None:
 
 
 def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F28, F44, F66: of a holder at once, or within a second; of a waiter later and later, up to a quarter of its
-    place."""
+    """F28, F44, F66: A holder's renewal is retried at once, or within a second. A waiter's is retried later and later,
+    up to a quarter of its place."""
     bounds = list[tuple[float, ...]]()
 
     def highest(*given: float) -> float:
@@ -195,8 +201,8 @@ def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkey
 
 
 def test_who_has_a_grant(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F65: lock objects that share it; the last one stays noted. Those that are gone do not count. For a single one no
-    object is made, at which the garbage collector might run under the mutex."""
+    """F65: The users of a grant are the lock objects that share it. The last one stays noted, and dropped ones do not
+    count. A single user allocates no object, because the garbage collector might run then under the mutex."""
     locks = [OwnerToken() for _ in range(3)]
     refs: list[weakref.ref[object]] = [weakref.ref(lock) for lock in locks]
     users = [User(ref, {}) for ref in refs]
@@ -230,7 +236,8 @@ def test_who_has_a_grant(make: Callable[..., Grant], monkeypatch: pytest.MonkeyP
 
 
 def test_what_may_still_arrive(make: Callable[..., Grant], now: Clock) -> None:
-    """F17, F99: a command without an answer, or that of a hand-over; once a tombstone is needed, it stays so."""
+    """F17, F99: A grant is in doubt after a command without an answer, or after a hand-over. A tombstone that was
+    needed once stays needed."""
     grant = make(130)
     assert (grant.in_doubt, grant.needs_tombstone(), grant.outcome_unknown) == (False, False, False)
     grant.waiting.handover_reserved = True
@@ -255,6 +262,7 @@ def test_what_may_still_arrive(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_its_line(make: Callable[..., Grant]) -> None:
-    """F45, F69: a line for those who compete on the same terms; who holds another lock stands in one of its own."""
+    """F45, F69: Grants that compete on the same terms share a line. A thread that holds another lock has a line of its
+    own."""
     assert make().line == make().line
     assert make(nested=True).line != make().line

@@ -1,4 +1,5 @@
-"""What a lock object decides by itself: each step of its acquisition, release and extension, by a clock that stands."""
+"""The decisions of a lock object in each step of its acquisition, release and extension, by a clock that stands
+still."""
 
 import _thread
 import asyncio
@@ -39,7 +40,7 @@ QUEUED = Reply(place=0, first_end=60.0, waiting=1)
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Stop the clock at 100.0; call it to move it to another time."""
+    """Stop the clock at 100.0. Call the result to set another time."""
 
     def stop(time: float) -> None:
         monkeypatch.setattr(clock, "now", lambda: time)
@@ -48,11 +49,12 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return stop
 
 
-# What is asked for
+# Requests
 
 
 def test_what_a_new_grant_says(memory: Memory) -> None:
-    """F32: ids that no clone has; one name for a worker while it holds anything; by which process only for an owner."""
+    """F32: A new grant has an id that no clone has. A worker has one name while it holds anything. Only an owner's
+    grant names its process."""
     session, lock = memory.session, memory.lock(max_hold=9.0, on_lost=print, templates={"k": "t"})
     grant = new_grant(session, lock, "me")
     asked = grant.acquisition
@@ -73,7 +75,7 @@ def test_what_a_new_grant_says(memory: Memory) -> None:
 
 
 def asking(memory: Memory, monkeypatch: pytest.MonkeyPatch, turn: Turn, **options: Any) -> Any:
-    """The steps that ask for a key from 100.0 to 110.0, where it is the grant's *turn*."""
+    """Return the steps that ask for a key from 100.0 to 110.0, with *turn* as the grant's turn."""
     monkeypatch.setattr(memory.session.queue, "join", lambda grant, *, trial: turn)
     monkeypatch.setattr(procedures, "backoff", lambda failures: 99.0)
     grants = own(memory.lock())
@@ -81,7 +83,8 @@ def asking(memory: Memory, monkeypatch: pytest.MonkeyPatch, turn: Turn, **option
 
 
 def test_how_long_one_of_a_line_asks(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: in its line until its turn, and then in the queue, for what is left of its wait; at the end it tries once."""
+    """P5: A waiter asks in its line until its turn, and then in the queue, for the rest of its wait. At the end it
+    tries once."""
     steps = asking(memory, monkeypatch, "behind")
     assert next(steps).timer == 10
     action = steps.send(WaitResult(104.0, turn="now"))
@@ -109,7 +112,8 @@ def test_how_long_one_of_a_line_asks(memory: Memory, monkeypatch: pytest.MonkeyP
 
 
 def test_a_key_that_is_asked_for_at_once(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8: its first command is that of the grant; who was cancelled before sends none, and has not waited for it."""
+    """P8: The first command of an acquisition is that of the grant. A lock that was cancelled before sends no command,
+    and has not waited."""
     for trial in (False, True):
         steps = asking(memory, monkeypatch, "now", trial=trial)
         assert next(steps).step.trial == trial
@@ -127,7 +131,8 @@ def test_a_key_that_is_asked_for_at_once(memory: Memory, monkeypatch: pytest.Mon
 def test_what_was_acquired_before_one_that_was_refused(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, now: Any, seconds: float, at: float, *, given_back: bool
 ) -> None:
-    """P6: it is given back with one command, while there is time for one; the wait is for all keys together."""
+    """P6: Keys acquired before a refused key are released with one command, if time is left. The wait is shared by all
+    keys."""
     asked, given = list[Any](), list[int]()
     at += seconds - 10.0
 
@@ -157,7 +162,7 @@ def test_what_was_acquired_before_one_that_was_refused(
 
 
 def test_how_long_it_took_to_find_no_server(memory: Memory, monkeypatch: pytest.MonkeyPatch, now: Any) -> None:
-    """F9: from the beginning, for all keys."""
+    """F9: The error tells the time from the beginning, for all keys."""
 
     def fail(*_: Any, **__: Any) -> Generator[Any, Any, Grant]:
         yield from ()
@@ -171,7 +176,8 @@ def test_how_long_it_took_to_find_no_server(memory: Memory, monkeypatch: pytest.
 
 
 def test_which_of_several_keys_are_given_back_by_one_command(memory: Memory) -> None:
-    """P6: those that this object alone has, and that no command on its way can bring back; the rest is dropped."""
+    """P6: One command releases the keys that only this object holds and that no late command can bring back. The other
+    keys are dropped."""
     lock = memory.lock()
     users, ended = own(lock)._user, list[Any]()
     session: Any = SimpleNamespace(ending=SimpleNamespace(end=lambda grant, how: ended.append((grant.key, how))))
@@ -207,7 +213,8 @@ def test_which_of_several_keys_are_given_back_by_one_command(memory: Memory) -> 
     ids=str,
 )
 def test_what_is_left_of_a_wait(memory: Memory, sent: bool, doubt: str, error: BaseException, ends: list[str]) -> None:
-    """P6: something may be, unless the server has refused it, or nothing was sent; in any case it is reported."""
+    """P6: An entry may be left, unless the server has refused it or nothing was sent. The wait is reported in any
+    case."""
     grant, told, left = new_grant(memory.session, memory.lock(), "me"), list[str](), list[Grant]()
     grant.reporting.template = "t"
     grant.waiting.sent, grant.outcome_unknown = sent, doubt == "unknown"
@@ -223,8 +230,8 @@ def test_what_is_left_of_a_wait(memory: Memory, sent: bool, doubt: str, error: B
 
 
 def test_a_lock_object_is_used_again(memory: Memory) -> None:
-    """After a refusal because it is in use, and after a cancelled wait; a `cancel` of no wait does nothing; and each
-    loss is told."""
+    """A lock object can be used again after a refusal because it is in use, and after a cancelled wait. `cancel`
+    without a wait does nothing. Each loss is reported."""
     told: list[object] = []
     lock = memory.lock(on_lost=told.append)
     for number in (1, 2):
@@ -246,7 +253,8 @@ def test_a_lock_object_is_used_again(memory: Memory) -> None:
 
 
 def test_a_forked_child_has_nothing_of_its_parents(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: it holds nothing, says so, releases nothing, and may acquire it with the same object."""
+    """F29: A forked child holds nothing of its parent, reports that, releases nothing, and can acquire with the same
+    object."""
     sessions = [memory.session, memory.new_session()]
     lock = MongoLock(lambda: sessions[0], ("k",), CALM, LockOptions(), dict)
     assert (lock.held, lock.lost, lock._session()) == (False, False, memory.session)
@@ -271,7 +279,7 @@ def test_a_forked_child_has_nothing_of_its_parents(memory: Memory, monkeypatch: 
 
 
 def test_what_another_thread_has_is_not_dropped(memory: Memory) -> None:
-    """F64: a signal strikes one thread, and leaves the lock of another one alone, whichever object it is of."""
+    """F64: A signal strikes one thread, and leaves the locks of other threads alone, also those of the same object."""
     lock = memory.lock().acquire()
     memory.in_thread(own(lock).abandon).join(10)
     assert lock.held
@@ -282,7 +290,8 @@ def test_what_another_thread_has_is_not_dropped(memory: Memory) -> None:
 def test_a_grant_that_is_entered_again_lives_no_longer_than_its_objects(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: also where the error of a release that was struck is kept, and with it the frames of that release."""
+    """P6: A re-entered grant is released although the error of an interrupted release is kept, with the frames of that
+    release."""
 
     def struck(*_: object) -> None:
         raise KeyboardInterrupt
@@ -302,7 +311,7 @@ def test_a_grant_that_is_entered_again_lives_no_longer_than_its_objects(
 
 
 def test_the_line_that_called(memory: Memory) -> None:
-    """Also where that is the library's own, as in a greenlet whose first call is `acquire`."""
+    """The calling line is recorded, even if it is in the library, as in a greenlet that starts with `acquire`."""
     lock = memory.lock()
     _thread.start_new_thread(lock.acquire, ())
     assert eventually(lambda: lock._own.grants)
@@ -310,11 +319,11 @@ def test_the_line_that_called(memory: Memory) -> None:
     lock.release()
 
 
-# What a lock object is, and is not
+# Properties of a lock object
 
 
 def test_what_a_lock_object_is_not(memory: Memory) -> None:
-    """Errors name what there is instead."""
+    """The errors name the attributes to use."""
     lock = memory.lock()
     for name, told in (("colour", "'colour'$"), ("locked", "'locked'; `held`.*lock_info")):
         with pytest.raises(AttributeError, match=told) as missing:
@@ -332,7 +341,7 @@ def test_what_a_lock_object_is_not(memory: Memory) -> None:
 
 
 async def test_who_blocks_an_event_loop_is_warned(memory: Memory, recwarn: pytest.WarningsRecorder) -> None:
-    """With what to write instead, which warns of nothing."""
+    """The warning says how to acquire without blocking the loop, and the suggested form causes no warning."""
     lock = memory.lock()
     async with lock:
         assert not recwarn
@@ -342,7 +351,7 @@ async def test_who_blocks_an_event_loop_is_warned(memory: Memory, recwarn: pytes
 
 
 def test_how_long_a_lock_is_waited_for(memory: Memory) -> None:
-    """As long as it is asked to, else as it was made, else without end."""
+    """The wait is that of the call, or else that of the lock, or else without end."""
     for made, given, limit in (
         (UNSET, UNSET, None),
         (5.0, UNSET, 5.0),
@@ -355,8 +364,8 @@ def test_how_long_a_lock_is_waited_for(memory: Memory) -> None:
 
 @pytest.mark.parametrize("face", [BLOCKING, ASYNC], ids=lambda face: face.name)
 def test_a_lost_lock_goes_no_further(memory: Memory, face: Face) -> None:
-    """P7: it is not extended, nor downgraded, and its block ends with an error; that of the block itself is not
-    hidden."""
+    """P7: A lost lock cannot be extended or downgraded, and its block ends with an error. An error of the block itself
+    is not hidden."""
     lock = memory.lock().acquire()
     memory.session.lose("k")
     for name in ("extend", "downgrade"):
@@ -377,11 +386,11 @@ def test_a_lost_lock_goes_no_further(memory: Memory, face: Face) -> None:
         assert not memory.holders()
 
 
-# How several keys stand
+# The state of several keys
 
 
 def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
-    """P7: what is true of one key is true of all: danger, a request, a loss; the nearest end, and the last grant."""
+    """P7: Danger, a request or a loss of one key counts for all keys. The nearest end and the last grant count."""
     both = memory.lock("a", "b", terms=CALM)
     with pytest.raises(LockMisused, match="not acquired"):
         both.ensure_held()
@@ -411,7 +420,8 @@ def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
     ("hold", "early", "forces"), [(0.0, False, True), (0.5, False, False), (0.5, True, True), (9.0, True, True)]
 )
 def test_a_release_says_if_there_is_a_minimum_hold(memory: Memory, hold: float, early: bool, forces: bool) -> None:
-    """P8: the command for a lock without one is shorter; without a waiter none is looked for."""
+    """P8: The release of a lock without a minimum hold sends a shorter command. Without a waiter, none is looked
+    for."""
     lock, sent, apply = memory.lock(terms=replace(LONG, min_hold=hold)).acquire(), list[Step](), memory.server.apply
 
     def watched(key: str, step: Step, *others: Any) -> Any:
@@ -429,7 +439,8 @@ def test_a_release_says_if_there_is_a_minimum_hold(memory: Memory, hold: float, 
 @pytest.mark.parametrize("lost", [None, "b", "c"])
 @pytest.mark.parametrize("early", [False, True])
 def test_a_release_of_several_keys_without_an_answer(memory: Memory, lost: str | None, early: bool) -> None:
-    """P6: the others are removed in the background, with their minimum holds; were they all held until then?"""
+    """P6: If the release of several keys gets no answer, the other keys are removed in the background, with their
+    minimum holds. The result says whether all keys were held."""
     lock = memory.lock("a", "b", "c", terms=replace(LONG, min_hold=600.0)).acquire()
     grants = own(lock).grants
     for grant in grants:
@@ -449,7 +460,8 @@ def test_a_release_of_several_keys_without_an_answer(memory: Memory, lost: str |
     ("had", "wanted", "given"), [(0.5, None, 0.5), (60.0, 30.0, 60.0), (60.0, 90.0, 90.0), (60.0, timedelta(0, 70), 70)]
 )
 def test_how_far_an_extension_goes(memory: Memory, now: Any, had: float, wanted: Any, given: float) -> None:
-    """P1: so far here, and further on the server; never nearer."""
+    """P1: An extension extends the lease here, and a little more on the server. An extension never shortens the
+    lease."""
     lock = memory.lock(terms=Terms(lease=had, margin=2.0, waiter_lease=had)).acquire()
     now(100.0 + had / 5)
     lock.extend(wanted)
@@ -461,7 +473,7 @@ def test_how_far_an_extension_goes(memory: Memory, now: Any, had: float, wanted:
 
 @pytest.mark.parametrize("why", ["not acquired", "over", "a child's"])
 def test_what_is_not_held_is_not_extended(memory: Memory, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """P1, F29: nothing is sent for it; in a forked child it is the parent's."""
+    """P1, F29: An extension of a lock that is not held sends nothing. In a forked child the lock is the parent's."""
     lock = memory.lock()
     if why != "not acquired":
         lock.acquire()
@@ -476,7 +488,7 @@ def test_what_is_not_held_is_not_extended(memory: Memory, monkeypatch: pytest.Mo
 
 
 def test_what_has_been_released_is_not_replaced(memory: Memory) -> None:
-    """F165: by another thread, while it was downgraded: the reader is not kept."""
+    """F165: A grant that another thread released during its downgrade is not replaced. The reader is not kept."""
     lock = make_lock(memory.session).acquire()
     grant, reader = grant_of(lock), new_grant(memory.session, lock, "me")
     lock.release()

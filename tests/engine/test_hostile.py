@@ -1,4 +1,4 @@
-"""Documents in the collection that somebody else wrote: that key a clear error, everybody else goes on."""
+"""Documents that somebody else wrote into the collection. Their key gets a clear error, and all other keys go on."""
 
 import contextlib
 import time
@@ -34,7 +34,7 @@ NO_TEXT = b"\xff\xfe\xc0\x80" + PLACE[4:]
 
 
 def nested(depth: int) -> Document:
-    """A document in a document in a document."""
+    """Return a document with documents nested in it."""
     inner: Document = {}
     for _ in range(depth):
         inner = {"a": inner}
@@ -60,7 +60,7 @@ class World:
     clock: str
 
     def put(self, raw: bytes) -> bool:
-        """Store a document under the key "bad"; return whether the server takes it."""
+        """Store a document under the key "bad", and return whether the server takes it."""
         self.collection.delete_one({"_id": "bad"})
         try:
             self.collection.insert_one(RawBSONDocument(raw))
@@ -69,13 +69,13 @@ class World:
         return True
 
     def raw(self) -> bytes:
-        """The stored bytes of it; none where the key became another."""
+        """Return the stored bytes of the bad document, or none if its key became another."""
         plain: Any = self.collection.with_options(bson.CodecOptions(document_class=RawBSONDocument))
         found = plain.find_one({"_id": "bad"})
         return b"" if found is None else bytes(found.raw)
 
     def is_whole(self) -> bool:
-        """Does the server take it for one of ours?"""
+        """Return whether the server takes the document for one of ours."""
         found = self.collection.find_one({"_id": "bad"}, {"_id": 1, "whole": IS_WHOLE})
         return bool(found and found["whole"])
 
@@ -112,7 +112,8 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
 
 
 def assert_harmless(world: World) -> None:
-    """Whatever is done to it ends in our errors only; it stays as it is; the other lock is renewed."""
+    """Assert that every step on the bad key raises at most our errors, that its document stays as it is, and that the
+    other lock is renewed."""
     whole, raw = world.is_whole(), world.raw()
     for name, step in STEPS.items():
         with contextlib.suppress(LockError):
@@ -124,7 +125,7 @@ def assert_harmless(world: World) -> None:
 
 
 def lively(change: Document, in_entry: Document) -> Document:
-    """A document with a holder and a waiter, and with something else in their place."""
+    """Return a document with a holder and a waiter, with *change* and *in_entry* applied."""
     facts = {"label": PLACE.decode(), **in_entry}
     return document("bad", [entry(1, **facts)], [waiter(2, **facts)], {"clock": "c", **change})
 
@@ -137,7 +138,8 @@ FUZZ = settings(
 
 
 def test_who_waits_in_a_document_that_becomes_damaged(here: Here) -> None:
-    """F55: is told when its holder's lease is over, after a few commands, and not after its whole wait."""
+    """F55: A waiter is told of the damage when its holder's lease is over, after a few commands, and not after its
+    whole wait."""
     here.collection.insert_one(document("k", [entry(1)], change={"clock": clock(here.collection.database.client)}))
     waiting = here.waiter(here.lock("k", wait=10))
     assert eventually(lambda: len(here.entries()) == 2)
@@ -153,7 +155,7 @@ def test_who_waits_in_a_document_that_becomes_damaged(here: Here) -> None:
 @example("waiters", {"worker": "x"})
 @example("expires_at", DatetimeMS(2**62))
 def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
-    """F55: of the document."""
+    """F55: Any value in any field of the document is harmless."""
     assert world.put(bson.encode(lively({field: value}, {})))
     assert_harmless(world)
 
@@ -166,7 +168,7 @@ def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
 @example("$ref", "x")
 @example("worker", Code("while (1) {}"))
 def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any) -> None:
-    """F55: of a holder and of a waiter."""
+    """F55: Any value in any field of a holder or a waiter is harmless."""
     assert world.put(bson.encode(lively({}, {field: value})))
     assert_harmless(world)
 
@@ -175,7 +177,8 @@ def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any
 @FUZZ
 @given(st.lists(st.tuples(st.integers(16), st.integers(0, 255)), min_size=1, max_size=3))
 def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None:
-    """F55: in the stored document, as far as the server takes it: other types, names, lengths, broken text."""
+    """F55: Any byte of the stored document may be wrong, as far as the server takes it. Types, names, lengths and texts
+    break."""
     raw = bytearray(bson.encode(lively({}, {})))
     for place, value in changes:
         raw[16 + place % (len(raw) - 16)] = value
@@ -189,8 +192,8 @@ def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None
 def test_text_that_is_no_text(
     world: World, session: Session, caplog: pytest.LogCaptureFixture, found: bytes, broken: bytes
 ) -> None:
-    """F55: a label that is no UTF-8 was an error of the driver once: it ended the round of the renewing thread, and
-    locks that had nothing to do with it were lost."""
+    """F55: A label that is not UTF-8 is harmless. Such a label once raised an error of the driver and ended the round
+    of the renewing thread. Unrelated locks were lost."""
     assert world.put(bson.encode(lively({}, {})).replace(found, broken))
     with pytest.raises(LockNotAcquired):
         make_lock(session, "bad", wait=0).acquire()
@@ -201,8 +204,8 @@ def test_text_that_is_no_text(
 
 @pytest.mark.parametrize("field", [b"clock", b"mode"])
 def test_a_type_that_looks_like_text(world: World, session: Session, field: bytes) -> None:
-    """F55: a symbol is text to the driver and is none to the server: the lock is damaged, its queue is not full; and
-    no one gets the answer that it was taken from its holder."""
+    """F55: A symbol is text to the driver, but not to the server. The lock counts as damaged, not as full. No caller is
+    told that the lock was taken from its holder."""
     raw = bson.encode(lively({}, {})).replace(b"\x02" + field, b"\x0e" + field)
     assert world.put(raw)
     for _ in range(2):
@@ -218,8 +221,8 @@ def test_a_type_that_looks_like_text(world: World, session: Session, field: byte
 
 @pytest.mark.long
 def test_a_huge_document_costs_little(world: World, session: Session) -> None:
-    """F55, F13: sixteen megabytes of holders that never end. Each command is answered soon, by the error; the server
-    is not kept busy; it was once, for minutes, since no time limit stops it within one document."""
+    """F55, F13: A document with sixteen megabytes of endless holders is reported soon, and does not keep the server
+    busy. No time limit stops the server within one document, and such a document once blocked it for minutes."""
     many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(30_000)]
     world.collection.insert_one(document("bad", many, change={"clock": world.clock}))
     started = time.monotonic()
@@ -239,8 +242,8 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
 
 @pytest.mark.long
 def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) -> None:
-    """F13: however many permits a lock has: of more than these holders nobody gets in, and waits; so no document of
-    ours ever looks like a hostile one. And it still is fast."""
+    """F13: However many permits a lock has, the number of holders in a document is limited. Later callers wait. No
+    document of ours ever looks like a hostile one, and commands stay fast."""
     shared = Terms(mode="shared", capacity=UNLIMITED)
     many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(MAX_HOLDERS - 1)]
     world.collection.insert_one(document("bad", many, change={"clock": world.clock}))
@@ -248,18 +251,18 @@ def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) ->
     last = store.apply("bad", Step(ask="last", add=new_entry("last", "s", shared, {})), 5)
     late = store.apply("bad", Step(ask="late", add=new_entry("late", "s", shared, {})), 5)
     assert (last.held, late.held, late.place) == (True, False, 0)
-    assert time.monotonic() - started < 4  # measured: 0.1 s each; 1.4 s each before
+    assert time.monotonic() - started < 4  # measured: 0.1 s each, 1.4 s each before
     assert MAX_HOLDERS + 5_000 < MAX_ENTRIES
 
 
 def test_the_damage_of_a_huge_document_is_reported() -> None:
-    """F55: in words, and before its entries are gone through one by one."""
+    """F55: The damage is reported in words, before the entries are checked one by one."""
     huge = document("bad", [], change={"holders": [7] * (MAX_ENTRIES + 1)})
     assert find_damage(huge) == f"it has {MAX_ENTRIES + 1} holders and waiters"
 
 
 def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> None:
-    """F55, F57: names out of a document go into errors and logs: no line breaks, no megabytes, no grant ids."""
+    """F55, F57: Names from a document go into errors and logs without line breaks, megabytes, or ids of grants."""
     facts: Document = dict.fromkeys(
         ("label", "place", "owner", "user", "host"), "a\nforged line\x1b[31m\u2028" + "x" * 100_000
     )
@@ -277,7 +280,7 @@ def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> 
 def test_the_name_in_a_request_is_one_short_line(
     lock: LockMaker, collection: Collection[Document], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F55: its name comes from the document as well."""
+    """F55: The name of a requester comes from the document as well."""
     caplog.set_level("INFO", "django_mongolock")
     text = "anna\nlock lost key='forged'" + "x" * 100_000
     with lock("k") as mine:
@@ -290,6 +293,6 @@ def test_the_name_in_a_request_is_one_short_line(
 
 @pytest.mark.parametrize("requested_by", ["", "x" * 257, "x" * 10_000_000, "a\nb", "\ud800"])
 def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMaker, requested_by: str) -> None:
-    """F54: the name of who asks goes into each holder's entry: it has a limit like any other fact."""
+    """F54: The name of the requester is stored in each holder's entry, and has a limit like any other fact."""
     with lock("k"), pytest.raises(ValueError, match="requested_by"):
         operations.ask_to_release(store, "k", requested_by)

@@ -1,4 +1,5 @@
-"""What a process promises of its locks, by a clock that the test moves: on the rule in Python, without a server."""
+"""The promises of a process about its locks, on the rule in Python, without a server, by a clock that the test
+moves."""
 
 import asyncio
 import contextlib
@@ -30,7 +31,10 @@ from tests.support.waiting import eventually
 
 
 class Silent(MemoryStore):
-    """A store that answers no step while it is *down*. tries: how many came then."""
+    """A store that answers no step while it is *down*.
+
+    - tries: the number of steps that came then.
+    """
 
     down = False
     tries = 0
@@ -46,7 +50,8 @@ class Silent(MemoryStore):
 def test_what_is_given_back_after_a_wait_has_a_moment(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, keys: str
 ) -> None:
-    """P8: the first keys are released because the last one is held; where that gets no answer, in the background."""
+    """P8: If the last key is refused, one command of at most half a second releases the first keys. Without an answer,
+    they are released in the background."""
     theirs = memory.other("last").acquire()
     limits: list[float] = []
 
@@ -68,7 +73,7 @@ def test_what_is_given_back_after_a_wait_has_a_moment(
 
 @pytest.mark.parametrize("ask_for", [MongoLock.extend, lambda lock: make_lock(lock._session()).acquire(wait=0)])
 def test_a_grant_with_another_token_is_lost(memory: Memory, ask_for: Callable[[MongoLock], object]) -> None:
-    """F120: an extension finds the grant with another token, or an attempt to acquire the key again does."""
+    """F120: A grant with another token is lost, whether an extension or another attempt to acquire the key finds it."""
     mine = memory.lock(terms=CALM).acquire()
     grant = grant_of(mine)
     grant.outcome_unknown = True
@@ -80,7 +85,7 @@ def test_a_grant_with_another_token_is_lost(memory: Memory, ask_for: Callable[[M
 
 
 def test_nothing_else_renews_while_the_clock_is_moved(memory: Memory) -> None:
-    """A renewal that the heartbeat's thread has begun would be found late by a clock that is moved to its end."""
+    """A clock that is moved to the end of the heartbeat's own renewal would make that renewal late."""
     memory.lock(terms=CALM).acquire()
     heartbeat = threading.Thread(target=memory.session.heartbeat.do_due, daemon=True)
     with memory.server.clock_mutex:
@@ -92,7 +97,7 @@ def test_nothing_else_renews_while_the_clock_is_moved(memory: Memory) -> None:
 
 
 def renewed_keys(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Of which keys each renewal from now on is."""
+    """Return the list of the keys of each renewal from now on."""
     renew, made = session.store.renew, []
 
     def watched(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
@@ -104,7 +109,7 @@ def renewed_keys(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 def test_a_lease_is_renewed_three_times_in_its_time(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, P8: for as long as it is held; three commands a lease, not one a poll."""
+    """P6, P8: A lease is renewed by three commands in its time, as long as it is held. Polls send none."""
     mine = memory.lock(terms=CALM).acquire()
     made = renewed_keys(memory.session, monkeypatch)
     for _ in range(10):
@@ -114,7 +119,8 @@ def test_a_lease_is_renewed_three_times_in_its_time(memory: Memory, monkeypatch:
 
 
 def test_a_renewal_of_a_waiter_is_worth_a_place(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1, F62: the renewal is carried out, then the lock is granted, then the renewal is answered: that is no lease."""
+    """P1, F62: A renewal that was sent for a waiter is no lease. The lock is granted after the renewal and before its
+    answer."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=replace(LONG, waiter_lease=60.0))
     assert eventually(lambda: memory.server.documents["k"]["waiters"])
@@ -133,7 +139,7 @@ def test_a_renewal_of_a_waiter_is_worth_a_place(memory: Memory, monkeypatch: pyt
 
 
 def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory: Memory) -> None:
-    """The warning of a lock that was not released leads there."""
+    """The warning about an unreleased lock names that line."""
     with memory.lock(reentrant=True, terms=CALM) as mine:
         where = grant_of(mine).acquired_from
         assert where.startswith(__file__)
@@ -148,8 +154,8 @@ def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory
 def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5, F69: the next one of the process stands in the document before the first has left it: at no moment could a
-    later waiter of another process be served before it."""
+    """P5, F69: The next waiter of the process is queued in the document before the first has left it. No later waiter
+    of another process can be served between them."""
     theirs = memory.other().acquire()
     waiters = [memory.waiter() for _ in range(2)]
     assert eventually(lambda: len(memory.session.queue.waiting) == 2 and memory.server.documents["k"]["waiters"])
@@ -172,7 +178,7 @@ def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
 
 
 def test_a_lock_that_was_handed_over_leaves_nothing(memory: Memory) -> None:
-    """F77: no tombstone either, since each command got its answer; nor does a refused try."""
+    """F77: No tombstone is left, because each command got its answer. A refused try leaves none, either."""
     mine = memory.lock().acquire()
     memory.in_thread(lambda: memory.lock().try_acquire()).join(10)
     waiters = [memory.waiter() for _ in range(2)]
@@ -187,7 +193,8 @@ def test_a_lock_that_was_handed_over_leaves_nothing(memory: Memory) -> None:
 
 @pytest.mark.parametrize("queued", [False, True], ids=["asks", "in the queue"])
 def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool) -> None:
-    """F176, F36: it ends soon, as cancelled; its place is given up in the background, as soon as there is an answer."""
+    """F176, F36: A wait that is cancelled during an outage ends soon, as cancelled. The waiter's place is given up in
+    the background, as soon as the server answers."""
     session = Session(Silent(memory.server, Limits()), now=memory.server.now)
     store: Any = session.store
     theirs = memory.other().acquire()
@@ -210,10 +217,11 @@ def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool)
 
 @pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])
 def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: Memory, looks: bool) -> None:
-    """F175, F27: one who came before it is put back before it, and dies: as a holder, whose lease ends sooner than the
-    one it knew of, or as a waiter, after it had looked."""
+    """F175, F27: An earlier entry is put back before the first waiter, and dies. The waiter learns that it is the first
+    again. The entry is a holder with a shorter lease than the one known before, or a waiter that returns after the last
+    read."""
     theirs = memory.other().acquire()
-    session = Session(MemoryStore(memory.server, Limits()), now=memory.server.now)  # one that moves no clock
+    session = Session(MemoryStore(memory.server, Limits()), now=memory.server.now)  # a session that moves no clock
     waiter = Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None))
     assert eventually(lambda: memory.server.documents.get("k", {}).get("waiters"))
     (grant,) = session.queue.waiting.values()
@@ -252,8 +260,8 @@ def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: 
 def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """F29, F64, F65: a signal handler raises when the lock is granted and the caller does not have it yet, or before
-    the release has begun. It is given back, also while the lock object lives on; what was had is kept for its hold."""
+    """F29, F64, F65: A signal handler raises when the lock is granted, before the caller has it, or before the release
+    has begun. The lock is released, even if the lock object lives on. A lock that was held keeps its minimum hold."""
     run = memory.session.run
 
     def struck(steps: Any) -> None:
@@ -278,7 +286,7 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
 
 
 def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: of any of its keys; they are given back all the same."""
+    """F29: A signal in a release keeps the minimum holds of all keys. The keys are released all the same."""
 
     def struck(*_: object) -> None:
         raise KeyboardInterrupt
@@ -291,7 +299,8 @@ def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch:
 
 
 def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F33, F65: a lock object dies, and a signal strikes before the reference to it says whose it was."""
+    """F33, F65: The heartbeat finds a grant of a dead lock object, although a signal struck before its weak reference
+    was reported."""
     monkeypatch.setattr(memory.session.heartbeat, "adopt", lambda _: None)
     mine = memory.lock().acquire()
     with pytest.warns(ResourceWarning, match="'k', acquired at"):  # noqa: PT031
@@ -302,7 +311,7 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
 
 
 def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> None:
-    """P3: also when its backend has opened another one since."""
+    """P3: A lock stays with its session when its backend has opened another session since."""
     sessions = [memory.session, memory.new_session(), memory.new_session()]
     mine = MongoLock(lambda: sessions.pop(0), ("k",), LONG, LockOptions(), dict)
     with mine:
@@ -315,7 +324,8 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
 
 
 def test_removals_that_come_while_others_are_looked_at(memory: Memory) -> None:
-    """F18: the garbage collector lets another thread in at any allocation; the heartbeat's work goes on."""
+    """F18: The garbage collector lets another thread in at any allocation. The heartbeat copes with tasks that come
+    meanwhile."""
 
     def never() -> Task:
         return Task(attempt=Mock(), pauses=(0.0,), give_up=float("inf"), due=float("inf"))

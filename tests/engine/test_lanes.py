@@ -1,4 +1,4 @@
-"""Who does not pay for another key, and for the program's own code: F108 to F112, F116, F157, F158."""
+"""Slow keys and slow user code do not delay other keys: F108 to F112, F116, F157, F158."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,11 @@ CALM = Terms(lease=60, margin=1)
 
 @contextlib.contextmanager
 def stuck(collection: Collection[Document], *keys: str) -> Iterator[None]:
-    """A transaction has written to the documents of *keys*, as the fence of `MongoLock.atomic` does, and does not end
-    before the block does. A write to such a document waits; its command has been parsed then."""
+    """Write to the documents of *keys* in a transaction that ends with the block, as the fence of `MongoLock.atomic`
+    does.
+
+    A write to such a document waits after its command was parsed.
+    """
     client = collection.database.client
     with client.start_session() as session, session.start_transaction():
         found = collection.update_many({"_id": {"$in": keys}}, {"$inc": {"fence": 1}}, session=session)
@@ -36,7 +39,7 @@ def stuck(collection: Collection[Document], *keys: str) -> Iterator[None]:
 
 
 async def took(lock: MongoLock) -> float:
-    """How long it takes to acquire the lock and to release it, or to fail."""
+    """Return the seconds to acquire the lock and to release it, or to fail."""
     began = clock.now()
     with contextlib.suppress(LockError):
         async with lock:
@@ -49,8 +52,8 @@ async def took(lock: MongoLock) -> float:
 
 @pytest.mark.long
 async def test_tries_of_a_stuck_key(lock: LockMaker, collection: Collection[Document]) -> None:
-    """F110: sixteen coroutines try a key whose document is in a transaction. Two commands are under way; other keys go
-    on at once, and everybody is back in the time of one command."""
+    """F110: Sixteen coroutines try a key with a document in a transaction. Two commands are under way. Other keys go on
+    at once, and all coroutines return in the time of one command."""
     lock(terms=CALM).acquire().release()
     lock("free", terms=CALM).acquire().release()
     with stuck(collection, "k"):
@@ -62,7 +65,7 @@ async def test_tries_of_a_stuck_key(lock: LockMaker, collection: Collection[Docu
 
 @pytest.mark.long
 def test_many_stuck_keys_and_a_few_others(lock: LockMaker, collection: Collection[Document]) -> None:
-    """F111, F66: thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
+    """F111, F66: Thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
     keys = [f"k{number:02}" for number in range(32)]
     held = [lock(key, terms=SHORT).acquire() for key in keys]
     others = [lock(key, terms=SHORT).acquire() for key in ("a", "b", "k15b", "y", "z")]
@@ -87,7 +90,7 @@ def test_many_stuck_keys_and_a_few_others(lock: LockMaker, collection: Collectio
     ],
 )
 def test_many_locks_at_exit(here: Here, count: int, stuck_keys: list[str]) -> None:
-    """F108: some cannot be released in the time allowed; all others are."""
+    """F108: A few locks cannot be released in the allowed time, and all others are."""
     held = [here.lock(f"k{number}", terms=CALM).acquire() for number in range(count)]
     with stuck(here.collection, *stuck_keys):
         here.session.close(4)  # on a quiet machine a fraction of that is enough
@@ -97,7 +100,7 @@ def test_many_locks_at_exit(here: Here, count: int, stuck_keys: list[str]) -> No
 
 
 def test_all_kinds_at_exit(here: Here) -> None:
-    """F108: waiters, permits and minimum holds: places go, permits are free, a minimum hold lasts."""
+    """F108: At exit, places of waiters are removed, permits are released, and minimum holds last."""
     holder = here.other("queue", terms=CALM).acquire()
     waiter = here.waiter(here.lock("queue", terms=CALM, wait=60))
     permits = Terms(lease=60, margin=1, mode="semaphore", capacity=3)
@@ -118,7 +121,7 @@ def test_all_kinds_at_exit(here: Here) -> None:
 
 @pytest.mark.long
 def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
-    """F109: a receiver of `lock_lost` that takes its time delays no renewal, no release and no other event."""
+    """F109: A slow receiver of `lock_lost` delays no renewal, no release and no other event."""
     told: list[str] = []
     go = threading.Event()
 
@@ -141,7 +144,7 @@ def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collec
 
 @pytest.mark.long
 def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
-    """F112: more of them are called than there are threads at first, and none waits for the others."""
+    """F112: More callbacks are called than there are threads at first. None waits for the others."""
     told: list[str] = []
     go = threading.Event()
 
@@ -165,8 +168,8 @@ def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Co
 
 @pytest.mark.parametrize("held", [True, False], ids=["holding", "waiting"])
 def test_a_task_of_a_closed_loop(here: Here, held: bool) -> None:
-    """F116: a task whose event loop was closed goes on never more. Somebody refers to it still; its lock and its place
-    in the queue go even so."""
+    """F116: A task of a closed event loop never goes on. The task's lock and its place in the queue are removed,
+    although references to it still exist."""
     short = Terms(lease=1.2, margin=0.1, waiter_lease=1.2)
     holder = None if held else here.other(terms=CALM).acquire()
     loop = asyncio.new_event_loop()
@@ -197,7 +200,7 @@ EIGHT = [f"k{number}" for number in range(8)]
 @pytest.mark.long
 @pytest.mark.parametrize(("wait", "limit"), [(0, 2.0), (1, 2.0), (0, 5.0)])
 def test_eight_keys_have_one_deadline(here: Here, failpoint: Callable[..., None], wait: float, limit: float) -> None:
-    """F157, F197: the caller is back within the wait and the time of one command. The background releases the rest."""
+    """F157, F197: The caller is back within the wait and the time of one command. The background releases the rest."""
     holder = here.other("k7", terms=CALM).acquire()
     lock = make_lock(here.new_session(command_timeout=limit), *EIGHT, terms=CALM, wait=wait)
     failpoint(["findAndModify", "update"], blockConnection=True, blockTimeMS=800)
@@ -211,7 +214,7 @@ def test_eight_keys_have_one_deadline(here: Here, failpoint: Callable[..., None]
 
 
 def test_what_is_given_back_is_given_back_at_once(lock: LockMaker, other: LockMaker) -> None:
-    """F157: in one command, so that a try of one of these keys that follows finds it free."""
+    """F157: The first keys are released in one command, so that a following try of one of them finds it free."""
     holder = other("k7", terms=CALM).acquire()
     with pytest.raises(LockNotAcquired):
         lock(*EIGHT, terms=CALM, wait=0).acquire()
@@ -226,8 +229,8 @@ def test_what_is_given_back_is_given_back_at_once(lock: LockMaker, other: LockMa
 def test_permits_are_handed_to_those_whom_no_other_command_serves(
     here: Here, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F158: while the first of the line asks for itself, a permit that is released goes to the one behind it. Handed to
-    the first, it would be free until that has been answered."""
+    """F158: While the first of the line asks for itself, a released permit goes to the one behind it. Handed to the
+    first, the permit would be unused until the answer."""
     terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)
     held = here.lock(terms=terms).acquire()
 

@@ -1,4 +1,4 @@
-"""Living with a lock: threads and processes that end, what other threads see, and owners that come back."""
+"""Threads and processes that end with a lock, the views of other threads, and owners that come back."""
 
 import _thread
 import contextlib
@@ -35,7 +35,7 @@ from tests.support.grants import grant_of
 from tests.support.looking import holder, new_key
 from tests.support.waiting import eventually
 
-#: What a beat is, by a clock that is moved.
+#: The interval of renewals, by a clock that is moved.
 BEAT = CALM.lease / 3
 
 
@@ -46,7 +46,7 @@ BEAT = CALM.lease / 3
 def test_a_thread_that_ends_with_a_lock_loses_it(
     here: Here, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """F32: released at the next beat, with a warning that says where it was acquired; also if the object lives on."""
+    """F32: The lock is released at the next beat, even if its object lives on. A warning says where it was acquired."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     kept: list[MongoLock] = []
 
@@ -71,8 +71,8 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
 
 
 def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
-    """P1: nor is one that `threading` has not started, and that has the number of an earlier one: it enters no lock of
-    that one."""
+    """P1: A thread that `threading` did not start is told apart from an ended thread with the same number. The new
+    thread does not enter the locks of the ended one."""
     kept: list[MongoLock] = []
     numbers: list[int] = []
 
@@ -96,8 +96,8 @@ def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
 
 
 def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, session: Session, entries: Entries) -> None:
-    """F39: a renewal that was on its way when the lock was given back does nothing to the next grant of the same
-    object, and brings the old one not back."""
+    """F39: A late renewal of a released grant does nothing to the next grant of the same object, and does not bring
+    back the old one."""
     mine = lock(terms=CALM).acquire()
     before = grant_of(mine)
     mine.release()
@@ -111,11 +111,14 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
     assert mine.held
 
 
-# What other threads see
+# Views from other threads
 
 
 def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object]) -> tuple[Any, bool]:
-    """What *look* returns if at its line or call of that *number* something happens *meanwhile*; and whether it did."""
+    """Call *look*, and call *meanwhile* at its line or call of that *number*.
+
+    Return the result of *look*, and whether *meanwhile* was called.
+    """
     events = itertools.count(1)
     happened = []
 
@@ -134,8 +137,8 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
 def test_a_released_lock_never_looks_held(here: Here, hold_up: HoldUp, name: str, expected: object) -> None:
-    """P1: another thread releases a lock and somebody else has got it; at whatever line the end of the release meets
-    one who looks, to him the lock is not held."""
+    """P1: One thread releases a lock, and another caller has got it. At any line of the end of the release, the lock
+    does not look held to a reader."""
     for number in itertools.count(1):
         session = here.new_session()
         gate = hold_up(session.store, "release_uncontended", late=True)
@@ -167,7 +170,7 @@ def test_a_released_lock_never_looks_held(here: Here, hold_up: HoldUp, name: str
 def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
     here: Here, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """F34, P6: held, waited for and not yet collected objects: all given back at exit, without a traceback."""
+    """F34, P6: Held, waiting and uncollected locks are all released at exit, without a traceback."""
     with here.other(terms=CALM), processes(1, "exit_with_everything", here.collection.name, "held") as (process,):
         process.hear()
         assert eventually(lambda: len(here.entries()) == 2)
@@ -179,7 +182,8 @@ def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
 
 @pytest.mark.long
 def test_a_daemon_thread_takes_no_lock_after_the_exit_hooks(here: Here) -> None:
-    """F189, P6: it took and released the lock all the time, so it would have asked for it once more."""
+    """F189, P6: A daemon thread that acquires and releases a lock in a loop does not acquire it again after the exit
+    hooks."""
     for _ in range(3):
         with processes(1, "loop_in_a_daemon_thread", here.collection.name) as (process,):
             assert process.end() == 0
@@ -188,7 +192,8 @@ def test_a_daemon_thread_takes_no_lock_after_the_exit_hooks(here: Here) -> None:
 
 @pytest.mark.long
 def test_a_child_of_multiprocessing_releases_its_locks(here: Here) -> None:
-    """F186, P6: one that was forked, and ends normally, without what `atexit` knows."""
+    """F186, P6: A forked child of multiprocessing that ends normally releases its locks, although `atexit` hooks do not
+    run."""
     with processes(1, "fork_by_multiprocessing", here.collection.name) as (process,):
         assert (process.hear(), process.end()) == ({"code": 0}, 0)
         assert here.entries() == []
@@ -196,8 +201,8 @@ def test_a_child_of_multiprocessing_releases_its_locks(here: Here) -> None:
 
 @pytest.mark.long
 def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
-    """P7: the block ends, its lock turns out to have been taken away, and nobody has the lock object any more: by an
-    error and by `on_lost`, which has its lock even so."""
+    """P7: A lock that was taken away is found at the end of its block, when no reference to the lock object is left.
+    The loss is reported by an error and by `on_lost`, and the callback still gets its lock."""
     told: list[str] = []
     busy = threading.Event()
     for _ in range(MOST_CALLBACKS):  # so that the call can only be made when everything else is over
@@ -213,8 +218,8 @@ def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
 
 
 def test_a_lock_that_is_detached_was_not_forgotten() -> None:
-    """F96: its owner token lives until the grant is released here; the heartbeat, which sees a token die, would take a
-    held grant for one that its code has dropped, and warn."""
+    """F96: The owner token of a detached lock lives until the grant is released in this process. Otherwise the
+    heartbeat would take the grant for a dropped one, and warn."""
     key = new_key()
     lock = mongo_lock(key).acquire()
     (grant,), (token,) = lock._own.grants, lock._own._owner_tokens
@@ -226,7 +231,8 @@ def test_a_lock_that_is_detached_was_not_forgotten() -> None:
     assert holder(key)["process"] == "none"
 
 
-# Owners: who asks for one that holds the lock already waits while that lives, and resumes once it is gone
+# Owners: a caller with the owner of a held lock waits while the holding process lives, and resumes the lock when that
+# is gone
 
 OWNED = Terms(lease=60, margin=1, owner="task 5")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux names processes so that others can judge")
@@ -240,7 +246,7 @@ def former(collection: Collection[Document]) -> Iterator[Process]:
 
 
 def take(lock: Any) -> Callable[[], int]:
-    """Take the lock once in a thread; tells with which token, 0 while it waits."""
+    """Take the lock once in a thread. The returned function gives the token, or 0 while the thread waits."""
     tokens: list[int] = []
 
     def run() -> None:
@@ -254,7 +260,7 @@ def take(lock: Any) -> Callable[[], int]:
 @pytest.mark.long
 @linux
 def test_an_owner_resumes_at_once_when_its_process_was_killed(here: Here, face: Face, former: Process) -> None:
-    """F49: it goes before everybody who waits, with a new fencing token, and needs no more than a single try."""
+    """F49: The owner resumes before all waiters, with a new fencing token, and a single try is enough."""
     token = former.hear()["token"]
     waiting = take(here.other(wait=30))
     assert eventually(lambda: here.collection.find_one({"waiters.0": {"$exists": True}}))
@@ -273,7 +279,7 @@ def test_an_owner_resumes_at_once_when_its_process_was_killed(here: Here, face: 
 
 @pytest.mark.long
 def test_a_process_of_unknown_fate_is_waited_for(here: Here, face: Face, former: Process) -> None:
-    """F49: on another machine or in another container a pid proves nothing: then only the end of the lease counts."""
+    """F49: On another machine or in another container a pid proves nothing. Only the end of the lease counts then."""
     former.hear()
     former.send(signal.SIGKILL)
     former.popen.wait()
@@ -291,12 +297,12 @@ def test_a_minimum_hold_is_no_former_run(lock: LockMaker, other: LockMaker, face
 
 @linux
 def test_the_name_of_a_process() -> None:
-    """It stays the same, is another one for each process, and tells whether that runs: F49."""
+    """F49: The name of a process is constant, is different for each process, and tells whether that process runs."""
     assert this_process() == this_process()
     assert fate(this_process()) == "alive"
     assert fate(_with(4, "1")) == "gone"  # the pid was given again
     assert fate(_with(3, str(2**22 + 1))) == "gone"  # no such pid
-    assert fate(_with(3, "1", 4, "x")) in ("alive", "gone")  # somebody else's: we may look, not touch
+    assert fate(_with(3, "1", 4, "x")) in ("alive", "gone")  # another user's process, which we may see but not signal
     assert fate(NO_PROCESS) == "gone"
     others = (_with(0, "another boot"), _with(1, "pid:[1]"), _with(2, "time:[1]"), _with(3, "x"), _with(3, "²"))
     for unknown in ("", "x", *others):
@@ -306,7 +312,7 @@ def test_the_name_of_a_process() -> None:
 @pytest.mark.long
 @linux
 def test_a_process_whose_parent_has_not_asked_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed child of a container's first process may stay in the list for ever: it runs no more."""
+    """A killed child of a container's first process may stay in the list for ever, although it does not run."""
     code = "from django_mongolock.engine.protocol.processes import *; print(this_process(), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -320,7 +326,7 @@ def test_a_process_whose_parent_has_not_asked_is_gone(monkeypatch: pytest.Monkey
 
 
 def _with(*changes: Any) -> str:
-    """The name of this process with other parts."""
+    """Return the name of this process with other parts."""
     parts = this_process().split(" ")
     for index, part in zip(changes[::2], changes[1::2], strict=True):
         parts[index] = part
@@ -329,7 +335,8 @@ def _with(*changes: Any) -> str:
 
 @linux
 def test_a_child_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: of the parent's name, it would be gone when the parent is, and its lock would be taken over."""
+    """P1: A child with the parent's name would count as gone when the parent is gone, and its lock would be taken
+    over."""
     before = this_process()
     monkeypatch.setattr(os, "getpid", os.getppid)
     assert this_process() != before

@@ -1,4 +1,4 @@
-"""What a lock object promises its user, by both of its faces."""
+"""The promises of a lock object to its user, by its blocking and its async methods."""
 
 import logging
 import pickle
@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
-    """Takes a key away, and lets time go by until a lock with short terms is to be renewed."""
+    """Return a function that takes a key away, and lets time go by until a lock with short terms is due for renewal."""
 
     def lose(key: str = "k") -> None:
         take_away(key)
@@ -43,7 +43,8 @@ def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
 
 
 def test_a_release_gives_back_once_and_never_what_another_holds(here: Here, face: Face) -> None:
-    """F38: twice, never acquired, after a loss, after somebody else has it: False, and it stays theirs."""
+    """F38: A release returns False when it is repeated, without an acquisition, after a loss, or when another caller
+    holds the lock. The other caller keeps it."""
     assert not face.release(here.lock())
     mine = face.acquire(here.lock(terms=Terms(lease=30)))
     assert face.release(mine)
@@ -76,7 +77,7 @@ def test_an_object_in_use_is_refused(here: Here, face: Face) -> None:
 
 
 def test_one_key_lost_is_all_lost(lock: LockMaker, face: Face, lose: Callable[..., None], entries: Entries) -> None:
-    """P7: the loss of one is reported, and the others are released."""
+    """P7: The loss of one key is reported, and the other keys are released."""
     both = lock("a", "b")
     with pytest.raises(LockLost) as loss, face.block(both):  # noqa: PT012
         lose("b")
@@ -113,8 +114,8 @@ def test_interrupted_while_giving_back_what_it_had(here: Here, moment: int, monk
 def test_a_loss_is_reported_where_the_grant_was_in_doubt(
     here: Here, face: Face, failpoint: Callable[..., None]
 ) -> None:
-    """P7, F8: the first answer to the acquisition was an error, and the loss shows only at the release: `on_lost` and
-    the observers hear of it as ever, and a copy of the command that may still come is refused."""
+    """P7, F8: A loss is reported to `on_lost` and to the observers even if the first answer to the acquisition was an
+    error and the loss shows only at the release. A late copy of the command is refused."""
     told, events = threading.Event(), []
     session = here.new_session(observer=lambda event, grant: events.append(event))
     error = {"code": 64, "errmsg": "waiting for replication timed out"}
@@ -145,7 +146,8 @@ def test_a_callback_that_fails_does_no_harm(
 
 
 def test_what_an_observer_raises_reaches_the_caller_and_leaves_no_lock(here: Here, face: Face) -> None:
-    """F29: it may be what a signal handler raises. (Django logs what its receivers raise.)"""
+    """F29: An error of an observer, which may come from a signal handler, reaches the caller and leaves no lock.
+    (Django logs the errors of its receivers.)"""
 
     def observer(event: str, grant: Grant) -> None:
         if event in failing:
@@ -164,7 +166,7 @@ def test_what_an_observer_raises_reaches_the_caller_and_leaves_no_lock(here: Her
 
 
 def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: Face) -> None:
-    """An error of the provider comes out before anything is sent, and no waiter is renewed for ever."""
+    """An error of the provider is raised before any command, and no waiter is renewed for ever."""
 
     def facts() -> dict[str, str | int]:
         raise RuntimeError("facts")
@@ -193,7 +195,7 @@ def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: F
     ids=lambda error: type(error).__name__,
 )
 def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
-    """Celery ships them between processes."""
+    """Celery pickles errors to pass them between processes."""
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
     assert type(again) is type(error)
     assert (str(again), vars(again)) == (str(error), vars(error))
@@ -201,7 +203,7 @@ def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
 
 
 def test_nothing_secret_is_logged(here: Here, caplog: pytest.LogCaptureFixture, lose: Callable[..., None]) -> None:
-    """F57: key and token, never a grant id or a URI."""
+    """F57: The log has the key and the token, but no id of a grant and no URI."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     mine = here.lock().acquire()
     lose()

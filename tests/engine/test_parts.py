@@ -1,4 +1,4 @@
-"""The parts of a session by themselves: no server and no thread, and a clock that the test sets."""
+"""The parts of a session by themselves, without a server and threads, by a clock that the test sets."""
 
 import asyncio
 import contextlib
@@ -35,8 +35,12 @@ TTL = procedures.TOMBSTONE_TTL / 1000
 
 
 class Bare:
-    """A session in which nothing happens by itself. calls: what its threads are to do; takes: they do take it. looks:
-    when its heartbeat is to look."""
+    """A session in which nothing happens by itself.
+
+    - calls: the calls handed to its threads.
+    - takes: whether its threads accept calls.
+    - looks: the times at which its heartbeat is due.
+    """
 
     pid = os.getpid()
 
@@ -81,7 +85,10 @@ class Bare:
         auto_renew: bool = True,
         **terms: Any,
     ) -> Grant:
-        """A grant that is known: of a lease of 30 seconds, and 12 in the queue. until: its end, if it is held."""
+        """Return a registered grant, with a lease of 30 seconds and a place of 12.
+
+        - until: the end of the grant, if it is held.
+        """
         acquisition = Acquisition(
             key, name or key, Terms(**{"lease": 30, "margin": 1, "waiter_lease": 12, **terms}), "s"
         )
@@ -92,7 +99,7 @@ class Bare:
         return grant
 
     def line(self, *names: str, **terms: Any) -> list[Grant]:
-        """Those who wait for "k", the first of them first."""
+        """Return grants that wait for "k", in the order of *names*."""
         grants = [self.grant(name=name, **terms) for name in names]
         for grant in grants:
             self.queue.join(grant, trial=False)
@@ -105,7 +112,7 @@ def bare() -> Bare:
 
 
 def is_woken(grant: Grant) -> bool:
-    """Whether it was woken since this was asked."""
+    """Return whether the grant was woken since the last call."""
     woken, grant.waiting._woken = grant.waiting._woken, False
     return woken
 
@@ -114,7 +121,7 @@ def is_woken(grant: Grant) -> bool:
 
 
 def test_when_a_grant_is_looked_at(bare: Bare) -> None:
-    """P7: when it is to be renewed, and at its end at the latest; where nothing renews it, only then."""
+    """P7: A grant is due at its renewal, and at its end at the latest. Without renewals only its end counts."""
     due = bare.renewals.next_due
     assert due() == FOREVER
     for until, renew_at, auto_renew, moment in (
@@ -131,9 +138,9 @@ def test_when_a_grant_is_looked_at(bare: Bare) -> None:
 
 
 def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8, F66: holders that are due within a third of the shortest lease, by their keys; not what is deferred before
-    its own time; by themselves those that have failed; alone a stuck one, and with less right to a thread when it has
-    failed twice; then waiters."""
+    """P8, F66: A renewal takes the holders that are due within a third of the shortest lease, in the order of their
+    keys. A deferred holder is not renewed before its time. Holders that have failed are renewed by themselves, a stuck
+    one alone. A holder that has failed twice has a lower priority for a thread. Waiters come last."""
     monkeypatch.setattr(bulk, "BATCH", 3)
     for key, renew_at, others in (
         *(("d", 100, {"lease": 60}), ("b", 100, {}), ("e", 110, {}), ("a", 90, {}), ("later", 110.5, {})),
@@ -166,7 +173,7 @@ def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("in_threads", "takes"), [(True, False), (False, True)])
 def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -> None:
-    """P6: it is made at once, where there is no thread for it."""
+    """P6: A renewal without a thread is made at once."""
     bare.renewals.in_threads, bare.takes = in_threads, takes
     bare.grant(until=130).lease.renew_at = 100
     bare.store.renew.return_value = {}
@@ -186,8 +193,8 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
 def test_how_long_a_renewal_may_take(
     bare: Bare, *, leases: tuple[float, ...], until: float | None, failures: int, timeout: float, limit: float
 ) -> None:
-    """P7, F178, F237: a sixth of the shortest lease, or of the time of a place after a hand-over, and later a third. A
-    renewal that begins late gets a quarter of the time that is left, and later two thirds."""
+    """P7, F178, F237: A renewal may take a sixth of the shortest lease, and a third later. A lock just handed over counts
+    with the time of its place. A renewal that begins late gets a quarter of the time that is left, and later two thirds."""
     grants = [bare.grant(until=until, lease=lease) for lease in leases]
     for grant in grants:
         grant.lease.failures, bare.commands.timeout = failures, timeout
@@ -201,8 +208,8 @@ def test_how_long_a_renewal_may_take(
 def test_what_a_renewal_asks(
     bare: Bare, behind: tuple[int, ...], counted: tuple[bool, ...], sent: tuple[int, ...]
 ) -> None:
-    """P5: that each lives on, and how many stand behind it, where that is or was any. What there was news of meanwhile
-    is renewed again at once."""
+    """P5: A renewal asks that each grant lives on. If waiters of this process stand behind a grant or stood there, it
+    tells their number. A grant with news in the meantime is renewed again at once."""
     grants = [bare.grant("b"), bare.grant("a")]
     for grant, number, was in zip(grants, behind, counted, strict=True):
         grant.waiting.behind, grant.waiting.counted, grant.lease.renewing = number, was, True
@@ -238,7 +245,8 @@ def test_a_renewal_that_fails_is_told_once(
     told: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F153: as a warning where it is news for one of its grants; and what was never held is only a place."""
+    """F153: A failed renewal is logged as a warning if it is news for one of its grants. A grant that was never held
+    counts as a place only."""
     caplog.set_level(logging.DEBUG)
     grants = [bare.grant(key, 130 if each else None) for key, each in zip("ab", held, strict=True)]
     for grant, number in zip(grants, failures, strict=True):
@@ -250,7 +258,7 @@ def test_a_renewal_that_fails_is_told_once(
 
 
 def found(token: int, holder: Beat | None = None, *waiters: str, beat: int = 7) -> Found:
-    """What a renewal found: the grant "k" as *holder*, or among the *waiters*."""
+    """Return the reply of a renewal that found the grant "k" as *holder*, or among the *waiters*."""
     return Found(token, {} if holder is None else {"k": holder}, {name: Beat(beat) for name in waiters})
 
 
@@ -272,9 +280,9 @@ def found(token: int, holder: Beat | None = None, *waiters: str, beat: int = 7) 
 def test_what_a_renewal_says_of_a_holder(
     bare: Bare, *, answer: Found | None, sent: float, length: float, until: float, becomes: str
 ) -> None:
-    """P1, P7, F62, F99, F160: that it lives on, by a command of this very renewal, which brings no end nearer and gives
-    a lease only what was one when it was sent; that it is gone, by an answer that is no older than the grant; or
-    nothing, and then it is tried again."""
+    """P1, P7, F62, F99, F160: A renewal extends a holder's lease only by an answer to its own command. The lease counts
+    from the sending, and never gets shorter. An answer that is not older than the grant and does not show the grant
+    reports a loss. Without an answer the renewal is tried again."""
     grant = bare.grant(until=130)
     grant.lease.failures, bare.time = 1, 107
     bare.renewals.judge(grant, answer, 7, sent, length)
@@ -288,7 +296,7 @@ def test_what_a_renewal_says_of_a_holder(
 
 
 def test_whether_a_lock_is_still_uncontended(bare: Bare) -> None:
-    """P8: only as long as nobody was ever found to wait for it: its release is the short one then."""
+    """P8: A lock is uncontended, with the short release, as long as no waiter was ever found."""
     grant, answer = bare.grant(until=130), found(5, Beat(7, None, 5))
     for before, seen, after in (
         (True, answer, True),
@@ -302,7 +310,7 @@ def test_whether_a_lock_is_still_uncontended(bare: Bare) -> None:
 
 @pytest.mark.parametrize(("failures", "at_once"), [(0, True), (1, True), (2, False), (3, False)])
 def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_once: bool) -> None:
-    """F66: first alone, then with more time; and after that not so often."""
+    """F66: A failed renewal is retried first alone, then with more time. Later retries are rarer."""
     grant = bare.grant(until=130)
     grant.lease.failures = failures
     bare.renewals.judge(grant, None, 7, 100, 30)
@@ -322,8 +330,8 @@ def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_on
 def test_what_a_renewal_says_of_a_waiter(
     bare: Bare, *, answer: Found | None, at_head: int, known: int, until: float, last_token: int, head: int, woken: bool
 ) -> None:
-    """P5, F28: it is woken when it is the first for a token that it does not know of, or is in the queue no
-    more, and then is not renewed; a bell that tells of a later token still counts."""
+    """P5, F28: A waiter is woken, and not renewed, if it is the first for an unknown token or has left the queue. A
+    bell with a later token still counts."""
     waiter = bare.grant()
     waiter.waiting.at_head, waiter.waiting.last_token = at_head, known
     bare.renewals.judge(waiter, answer, 7, 100, 12)
@@ -363,8 +371,8 @@ def test_what_a_renewal_says_of_a_waiter(
 def test_what_each_end_of_a_grant_needs(
     bare: Bare, *, how: How, state: State | None, reason: str, in_doubt: bool, known: bool, removed: bool, told: str
 ) -> None:
-    """P6, P7: what may be left is removed, and the end is told; where it was found lost and was released meanwhile, the
-    thread that releases it sees to both."""
+    """P6, P7: An ending grant is removed if its entry may be left, and its end is reported. If a grant was found lost
+    and was released meanwhile, the releasing thread does both."""
     grant = bare.grant(until=None if state is None else 130, min_hold=9)
     grant.state, grant.reason, grant.outcome_unknown = state or State.WAITING, reason, in_doubt
     token = grant.new_owner_token(Mock())
@@ -388,14 +396,14 @@ def test_what_each_end_of_a_grant_needs(
 
 
 def test_a_forked_child_ends_nothing_of_its_parent(bare: Bare) -> None:
-    """F29: it forgets the grant, and that is all."""
+    """F29: A forked child only forgets the grant."""
     grant, bare.pid = bare.grant(until=130), -1
     bare.ending.end(grant, How.ABANDONED)
     assert (bare.registry.grants, bare.left, bare.notifications.mock_calls) == ({}, [], [])
 
 
 def test_who_is_woken_by_an_end(bare: Bare) -> None:
-    """P5: the first of its line, when what this process had of that line ends, and not before."""
+    """P5: The first waiter of a line is woken when the grant of this process in that line ends, and not before."""
     held = bare.grant(name="held", until=130)
     bare.registry.note_held(held)
     first, second = bare.line("first", "second")
@@ -408,7 +416,8 @@ def test_who_is_woken_by_an_end(bare: Bare) -> None:
 
 @pytest.mark.parametrize("by_release", [False, True])
 def test_a_grant_that_is_not_found(bare: Bare, by_release: bool) -> None:
-    """P7: it is told, once, that it was lost; of a released one only by the command that was to release it."""
+    """P7: A grant that is not found is reported as lost once. A released grant is reported only by its release
+    command."""
     grant = bare.grant(until=130)
     assert grant.mark_released() is True
     assert bare.ending.not_found(grant, by_release=by_release, noticed=True) is by_release
@@ -421,8 +430,8 @@ def test_a_grant_that_is_not_found(bare: Bare, by_release: bool) -> None:
 
 @pytest.mark.parametrize(("until", "doubt", "in_bulk"), [(130, False, True), (130, True, False), (None, False, False)])
 def test_a_removal(bare: Bare, until: float | None, *, doubt: bool, in_bulk: bool) -> None:
-    """P6, F17: at once, for as long as a copy of its command may arrive and its lease may live. If such a copy may
-    arrive, the removal is a command of its own that leaves a tombstone."""
+    """P6, F17: A removal is tried at once, and as long as a copy of its command may arrive or its lease may live. If such
+    a copy may arrive, the removal is a command of its own and leaves a tombstone."""
     grant = bare.grant(until=until, min_hold=1)
     grant.outcome_unknown = doubt
     (first,) = bare.line("first")
@@ -436,7 +445,7 @@ def test_a_removal(bare: Bare, until: float | None, *, doubt: bool, in_bulk: boo
 
 
 def test_many_removals(bare: Bare) -> None:
-    """P8, F180: many are one command. Before the end of the process, the majority has to know it."""
+    """P8, F180: Many removals are one command. Before the end of the process, the majority has to confirm it."""
     grants = [bare.grant(key, 130) for key in "ba"]
     for grant in grants:
         bare.cleanup.ensure_removed(grant)
@@ -448,7 +457,7 @@ def test_many_removals(bare: Bare) -> None:
 
 
 def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
-    """F7: when it is time to look, and the primary is another one."""
+    """F7: A release is repeated when it is due and the primary is another one."""
     bare.commands.releases.made(UnconfirmedRelease("k", "g", "one", 100))
     bare.store.primary.return_value = "two"
     assert bare.cleanup.next_due() == 102
@@ -461,8 +470,8 @@ def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
 
 
 def test_the_grants_that_are_left_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, F182: all are removed in bulk: by the short command those without others, by the rule the rest, and apart
-    those with a minimum hold, and waiters."""
+    """P6, F182: All grants are removed in bulk. Uncontended locks use the short command, the others the rule. Locks with
+    a minimum hold are sent apart, and so are waiters."""
     sent = list[tuple[str, str]]()
 
     def release(keys: list[str], ids: list[str], limit: float) -> set[str]:
@@ -493,7 +502,7 @@ def test_the_grants_that_are_left_at_exit(bare: Bare, monkeypatch: pytest.Monkey
 def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
     bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, token: int
 ) -> None:
-    """F226: a wrong password or a server that is away leaves no lock, so there is nothing to warn of."""
+    """F226: A wrong password or an absent server leaves no lock, and nothing to warn of."""
     monkeypatch.setattr(time, "sleep", lambda _: setattr(bare, "time", bare.time + 1))
     grant = bare.grant(until=130)
     grant.token = token
@@ -504,7 +513,7 @@ def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
     assert ("not released at exit" in caplog.text) is (token == 7)
 
 
-# What no code can release
+# Grants that no code can release
 
 
 class Ended(threading.Thread):
@@ -512,7 +521,8 @@ class Ended(threading.Thread):
 
 
 def test_who_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F33: a thread, or the event loop of a task; not the main thread, when the interpreter exits."""
+    """F33: A worker has ended if its thread or its task's event loop has ended. The main thread has not ended when the
+    interpreter exits."""
     alive, here = grant_registry._Alive(), threading.current_thread()
     loop = asyncio.new_event_loop()
     task = loop.create_task(asyncio.sleep(0))
@@ -563,8 +573,8 @@ def test_what_is_released_that_no_code_can_release(
     why: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """P6, F33: what is held by a thread that has ended, was being released by one, or belongs to a lock object that is
-    gone; a minimum hold stays."""
+    """P6, F33: A held grant is released if its thread has ended, if the thread that was releasing it has ended, or if
+    its lock object is gone. A minimum hold stays."""
     grant = bare.grant(until=until, worker=worker, min_hold=1)
     grant.releaser, grant.acquired_from = releaser, "a.py:1"
     token = None if owner is None else grant.new_owner_token(Mock())
@@ -580,7 +590,7 @@ def test_what_is_released_that_no_code_can_release(
 
 
 def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
-    """P6: it leaves its line, and the next is told."""
+    """P6: A wait ends with its thread. The waiter leaves its line, and the next one is woken."""
     ended, second = bare.line("ended", "second")
     ended.worker = Ended()
     bare.orphans.do_due(100)
@@ -590,8 +600,8 @@ def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
 
 @pytest.mark.parametrize("state", [State.WAITING, State.HELD, State.RELEASED])
 def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
-    """F65: a signal has struck in the clean-up of its caller, which may have left the line and woken nobody. Only what
-    was held once is kept for a minimum hold."""
+    """F65: A signal has struck in the clean-up of a caller. The caller may have left the line and woken nobody. Only a
+    grant that was held is kept for a minimum hold."""
     grant = bare.grant(name="g", until=None if state is State.WAITING else 130, min_hold=1)
     grant.state = state
     bare.queue.waiting["g"] = grant
@@ -613,8 +623,8 @@ def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
 
 
 def test_who_stands_in_a_line(bare: Bare) -> None:
-    """P5, F69: those who compete on the same terms, as many as a queue may have; the first asks for all of them. Who
-    only tries asks in any case."""
+    """P5, F69: Waiters that compete on the same terms share a line, with at most the length of a queue. The first asks
+    for all of them. A single try asks in any case."""
     first, second, third = bare.line("first", "second", "third")
     queue = bare.queue
     assert [queue.turn(grant) for grant in (first, second)] == [("now", None), ("behind", first)]
@@ -657,8 +667,8 @@ def test_who_stands_in_a_line(bare: Bare) -> None:
 def test_to_whom_a_key_is_handed_over(
     bare: Bare, leaves: str, reserved: str, cancelled: str, chosen: str | None
 ) -> None:
-    """P2, P5: to the first of the line, or the next behind the one that leaves it, that nobody sees to; to nobody while
-    that one has cancelled its wait."""
+    """P2, P5: A key is handed over to the first of its line, or to the next behind the leaving one.
+    Waiters with a hand-over under way are skipped. While the first waiter has cancelled its wait, none is chosen."""
     line = {grant.id: grant for grant in bare.line("a", "b", "c")}
     trial = bare.grant(name="trial")
     bare.queue.join(trial, trial=True)
@@ -684,8 +694,8 @@ def test_to_whom_a_key_is_handed_over(
 def test_who_asks_for_himself_is_handed_nothing(
     bare: Bare, *, mode: str, sent: bool, until: float, unknown: bool, chosen: str
 ) -> None:
-    """P2, F158: one whose command is on its way may be granted by that, where several may hold the key; not if that
-    command had no answer."""
+    """P2, F158: A waiter with a command on its way gets no hand-over if several may hold the key, because the command
+    may grant it. A command without an answer is no obstacle."""
     first, _ = bare.line("a", "b", mode=mode, capacity=2 if mode == "shared" else 1)
     first.waiting.sent, first.lease.until, first.outcome_unknown = sent, until, unknown
     holder = bare.grant(name="holder", until=130)
@@ -697,7 +707,7 @@ def test_who_asks_for_himself_is_handed_nothing(
 
 @pytest.mark.parametrize("answer", [None, "answer"])
 def test_the_end_of_a_hand_over(bare: Bare, answer: Any) -> None:
-    """F99: the waiter is told, and it is noted where a copy of the command may still arrive."""
+    """F99: The waiter of a hand-over is woken. A late copy of the command is remembered if one may still arrive."""
     waiter = bare.grant()
     waiter.waiting.handover_reserved = True
     bare.queue.finish_handover(waiter, answer)
@@ -706,7 +716,7 @@ def test_the_end_of_a_hand_over(bare: Bare, answer: Any) -> None:
 
 
 def test_where_a_grant_is_found(bare: Bare) -> None:
-    """P6: by its id, by who holds it and, if it is exclusive, by its line; each until it ends itself."""
+    """P6: A grant is found by its id, by its holder and, if it is exclusive, by its line, until it ends."""
     one, two = bare.grant(name="one", until=130), bare.grant(name="two", until=130)
     shared, registry = bare.grant("s", until=130, mode="shared", capacity=2), bare.registry
     for grant in (one, shared, two):
@@ -726,7 +736,8 @@ def test_where_a_grant_is_found(bare: Bare) -> None:
 
 @pytest.mark.parametrize(("renew_at", "first"), [(90, 104), (104.5, 104.5)])
 def test_when_a_place_is_first_renewed(bare: Bare, renew_at: float, first: float) -> None:
-    """P5: after a third of its time from when it is asked for, however long it has stood in line before."""
+    """P5: A place is first renewed after a third of its time since the request, however long it has stood in line
+    before."""
     grant = bare.grant()
     bare.registry.grants.clear()
     grant.lease.renew_at = renew_at
@@ -735,7 +746,7 @@ def test_when_a_place_is_first_renewed(bare: Bare, renew_at: float, first: float
 
 
 async def test_who_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: the task, or else the thread; one that Python has not started itself for as long as it lives."""
+    """P5: The worker is the task, or else the thread. A thread that Python did not start is known for its lifetime."""
     task = current_worker()
     assert isinstance(task, weakref.ref)
     assert task() is asyncio.current_task()
@@ -753,7 +764,10 @@ async def test_who_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Inbox:
-    """What comes into the inbox of a heartbeat. timeouts: how long it was waited for."""
+    """The inbox of a heartbeat.
+
+    - timeouts: the timeouts of its reads.
+    """
 
     def __init__(self, *items: Any) -> None:
         self.items, self.timeouts = [*items], list[float | None]()
@@ -773,7 +787,7 @@ class Inbox:
 
 @pytest.fixture
 def heartbeat(bare: Bare) -> Any:
-    """One without a thread, which has nothing to do."""
+    """Return a heartbeat without a thread and without due work."""
     made: Any = Heartbeat(Mock(), bare.now)
     made.inbox, made.started = Inbox(), []
     made.serve([Mock(), Mock()], Mock())
@@ -792,7 +806,8 @@ def heartbeat(bare: Bare) -> Any:
 def test_a_heartbeat_is_told_what_is_due(
     heartbeat: Any, *, closed: bool, alive: bool | None, due: float, started: bool, woken: bool
 ) -> None:
-    """P6, F108: its thread is started if there is none, and woken if it would sleep longer; not once it was closed."""
+    """P6, F108: The thread of a heartbeat is started if there is none, and woken if it would sleep longer. After
+    closing, neither happens."""
     heartbeat.thread = None if alive is None else Mock(is_alive=lambda: alive)
     heartbeat.threads.apart = lambda start, **_: heartbeat.started.append(start)
     heartbeat.wakes_at, heartbeat._closed = 110, closed
@@ -810,7 +825,8 @@ def test_a_heartbeat_is_told_what_is_due(
 def test_a_heartbeat_is_started(
     heartbeat: Any, *, monkeypatch: pytest.MonkeyPatch, closed: bool, alive: bool | None, fails: bool, starts: bool
 ) -> None:
-    """P6: once, and again when its thread has died; not when the interpreter is shutting down."""
+    """P6: A heartbeat is started once, and again when its thread has died. During the shutdown of the interpreter it is
+    not."""
     heartbeat.thread = before = None if alive is None else Mock(is_alive=lambda: alive)
     heartbeat._closed, thread = closed, Mock(start=Mock(side_effect=RuntimeError if fails else None))
     monkeypatch.setattr(threading, "Thread", made := Mock(return_value=thread))
@@ -827,19 +843,19 @@ def test_a_heartbeat_is_started(
 def test_a_heartbeat_sleeps(
     heartbeat: Any, due: float, timeout: float | None, items: list[Any], dropped: list[str]
 ) -> None:
-    """P8: until something is due, or something comes; and takes all of it."""
+    """P8: A heartbeat sleeps until work is due or comes in, and takes all of the new work."""
     heartbeat.inbox = Inbox(*items)
     heartbeat._sleep(due)
     assert (heartbeat.inbox.timeouts, list(heartbeat._dropped)) == ([timeout], dropped)
 
 
 def test_a_heartbeat_does_what_is_due(heartbeat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: again and again, whatever fails, until it is closed. What is added while it works wakes it; an error in what
-    was dropped, such as a warning, takes nothing from the next."""
+    """P6: The heartbeat does due work again and again until it is closed, whatever fails. New work wakes it. An error
+    in a dropped object, such as a warning, does not stop the next work."""
     slept, sleeps = list[float](), list[tuple[float, float]]()
 
     def pause(seconds: float) -> None:
-        assert len(slept) < 2  # here, since what fails elsewhere is tried for ever
+        assert len(slept) < 2  # here, because failures elsewhere are retried for ever
         slept.append(seconds)
 
     def sleep(due: float) -> None:

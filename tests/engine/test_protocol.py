@@ -1,4 +1,4 @@
-"""The protocol without any I/O: what it sends, when, and what it makes of the answers."""
+"""The protocol without any I/O, with its commands, their times, and its handling of the answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from django_mongolock.exceptions import (
 NOW = datetime.now(UTC)
 TERMS = Terms(lease=10, margin=1, waiter_lease=5)
 ACQUISITION = Acquisition("k", "g", TERMS, "s")
-#: What a command finds that gave the lease itself, and one that finds a lease which another gave.
+#: Answers to a command that gave the lease itself, and to a command that found the lease of another command.
 WHOLE = Reply(held=True, token=3, beat=7, acquired_at=NOW, first_end=11)
 SHORT = replace(WHOLE, beat=6)
 QUEUED = Reply(place=0, waiting=1, first_end=9, holder="somebody")
@@ -53,7 +53,7 @@ GONE = Reply(first_end=9, holder="somebody")
 
 
 class Play:
-    """Plays the driver for one acquisition: each call gives the outcome and shows the next action."""
+    """A driver for one acquisition. Each call gives the outcome and shows the next action."""
 
     called_next = 0
 
@@ -74,7 +74,7 @@ class Play:
         return self.action
 
     def pause(self, beyond: float = 0.0) -> Any:
-        """Let the pause end by itself; nobody listens."""
+        """Let the pause end by itself. No session listens."""
         assert isinstance(self.action, Pause)
         seconds = min(self.action.timer, 1.0) if self.action.in_queue else self.action.timer
         assert seconds >= 0
@@ -106,12 +106,12 @@ def queued(reply: Reply = QUEUED, wait: float | None = 60) -> Play:
 
 
 def is_confirmation(action: Any) -> bool:
-    """Does it renew the grant, and nothing else?"""
+    """Return whether the action only renews the grant."""
     return isinstance(action, Apply) and action.step.renew == ("g",)
 
 
 def test_a_single_try_is_one_command() -> None:
-    """wait=0 asks once, leaves nothing in the queue, and tells who holds the lock and for how long."""
+    """A try with wait=0 is one command, leaves nothing in the queue, and tells the holder and the time left."""
     play = Play(wait=0)
     assert play.action.step.trial
     with pytest.raises(LockNotAcquired) as refusal:
@@ -141,7 +141,7 @@ def test_a_refusal_tells_when_to_come_again_and_whose_the_lock_is(left: float | 
 def test_another_number_of_permits_is_a_mistake(
     mode: Mode, resize: bool, theirs: tuple[str, int] | None, refused: bool
 ) -> None:
-    """Unless it is meant to change; locks of other modes have no number to compare."""
+    """Another number of permits is a mistake unless it is meant. Locks of other modes have no number to compare."""
     play = Play(60, replace(ACQUISITION, terms=replace(TERMS, mode=mode, capacity=2, resize=resize)))
     reply = replace(QUEUED, theirs=theirs and {"mode": theirs[0], "capacity": theirs[1]})
     with pytest.raises(LockMisused, match="3 permits") if refused else nullcontext():
@@ -149,7 +149,7 @@ def test_another_number_of_permits_is_a_mistake(
 
 
 def test_a_queue_that_is_full_refuses_at_once() -> None:
-    """With its holder, and without the wait that it was given."""
+    """The refusal has the holder, and comes without the wait."""
     with pytest.raises(LockQueueFull) as refusal:
         queued(GONE, wait=60)
     assert refusal.value.holder == "somebody"
@@ -157,7 +157,7 @@ def test_a_queue_that_is_full_refuses_at_once() -> None:
 
 
 def test_a_refusal_says_for_how_long_the_lock_is_held_and_how_many_wait() -> None:
-    """By that, a caller can tell whether it is worth its while to wait; what is not known does not look like little."""
+    """A caller can decide by these facts whether to wait. An unknown fact does not look like a small value."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
     holder = {"acquired_at": now - timedelta(seconds=2.5)}
     for reply, known in (
@@ -172,7 +172,8 @@ def test_a_refusal_says_for_how_long_the_lock_is_held_and_how_many_wait() -> Non
 
 
 def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
-    """What is refused has waited since it was asked for, also if it came back late; the last command is no wait."""
+    """A refusal counts the wait from the first request, also if the command came back late. The last command is not
+    part of the wait."""
     steps = procedures.acquire(ACQUISITION, 105.0, 105.4, since=100.0, trial=True)
     next(steps)
     with pytest.raises(LockNotAcquired) as refusal:
@@ -181,8 +182,8 @@ def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
 
 
 def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
-    """F42: where nobody tells, it looks; a grant that it sees it takes for a whole lease, and counts its deadline from
-    before that command, not from the look that showed the grant."""
+    """F42: A waiter without bells polls. A grant that it sees is confirmed for a whole lease. The deadline counts from
+    before that command, not from the poll that showed the grant."""
     play = queued()
     for _ in range(5):
         assert isinstance(play.action, Pause)
@@ -197,7 +198,7 @@ def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
 
 
 def test_a_look_alone_never_grants() -> None:
-    """F6: what a read shows, be it a whole lease, is confirmed by a write before it counts."""
+    """F6: A read never grants, even if it shows a whole lease. A write confirms the lease first."""
     play = queued()
     play.pause()
     assert is_confirmation(play.answer(WHOLE))
@@ -206,7 +207,8 @@ def test_a_look_alone_never_grants() -> None:
 
 @pytest.mark.parametrize("then", [GONE, *(replace(QUEUED, first_end=left) for left in (None, 0.0, -0.1))])
 def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Reply) -> None:
-    """F27, F41: out of the queue, nobody holds the lock, or the holder's lease is over: an update decides."""
+    """F27, F41: If the waiter is out of the queue, nobody holds the lock, or the holder's lease is over, an update
+    decides."""
     play = queued(replace(QUEUED, first_end=0.5))
     assert play.action.timer == 0.5 + procedures.SLACK
     play.pause()
@@ -216,7 +218,7 @@ def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Rep
 
 @pytest.mark.parametrize("left", [None, 0.0, -5.0])
 def test_an_update_that_has_changed_nothing_is_not_sent_again_at_once(left: float | None) -> None:
-    """Where the rule leaves a damaged document as it was, its waiter still looks at its deadline and at `cancel()`."""
+    """The rule leaves a damaged document as it was. A waiter still checks its deadline and `cancel()`."""
     play, in_vain = queued(wait=5), replace(QUEUED, first_end=left)
 
     def go_on() -> None:
@@ -229,7 +231,8 @@ def test_an_update_that_has_changed_nothing_is_not_sent_again_at_once(left: floa
 
 
 def test_the_wait_ends_with_a_trial() -> None:
-    """F43: at the end of the wait one last update either grants the lock or takes the waiter out: nothing between."""
+    """F43: At the end of the wait one last update either grants the lock or removes the waiter. There is nothing
+    between."""
     play = queued(wait=5)
     while not isinstance(play.action, Apply):
         play.pause() if isinstance(play.action, Pause) else play.answer(QUEUED)
@@ -242,8 +245,8 @@ def test_the_wait_ends_with_a_trial() -> None:
 
 
 def test_news_at_the_end_of_the_wait_are_no_last_try() -> None:
-    """P6, F43: who hears of the lock, or of its place in the queue, as late as that, has no trial yet: so it is either
-    granted the lock, or leaves the queue."""
+    """P6, F43: A waiter that hears of the lock or of its place only at the deadline has had no last try. The waiter is
+    then granted the lock, or leaves the queue."""
     for heard in ({"answer": Answer(QUEUED, 105.0, 106.0, whole=True)}, {"news": News(9, NOW), "queued_until": 106.2}):
         play = queued(wait=5)
         action = play.hear(after=6, **heard)
@@ -265,7 +268,8 @@ def test_a_hand_over_that_finds_no_room_in_the_queue_refuses() -> None:
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
-    """F2, F8, F15: steps are idempotent by grant id, so what got no answer is simply sent again, until it has one."""
+    """F2, F8, F15: Steps are idempotent by the id of the grant. A command without an answer is sent again until it has
+    one."""
     play = Play(wait=10)
     first = play.action
     for _ in range(3):
@@ -276,7 +280,8 @@ def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
 
 
 def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
-    """F15: the first copy was applied a while ago: its lease is not whole any more and its start unknown."""
+    """F15: The first copy of the command was applied earlier. The lease is not whole any more, and its start is
+    unknown."""
     play = Play(wait=10)
     play.fail()
     play.pause()
@@ -284,7 +289,7 @@ def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
 
 
 def test_a_single_try_is_repeated_once_and_then_fails() -> None:
-    """F9: even without any time to wait one failure is repeated; the second is raised."""
+    """F9: One failure is retried even without any time to wait. The second one is raised."""
     play = Play(wait=0)
     play.fail()
     play.pause()
@@ -293,7 +298,7 @@ def test_a_single_try_is_repeated_once_and_then_fails() -> None:
 
 
 def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
-    """F9: what failed after seconds is not tried again when there is no time left to wait."""
+    """F9: A command that failed after seconds is not retried when no time is left to wait."""
     play = Play(wait=0)
     play.fail(took=5.0)
     with pytest.raises(LockBackendFailed):
@@ -301,7 +306,8 @@ def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
 
 
 def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F9: after many failures a pause is long; the last one is no longer than was left when the command was sent."""
+    """F9: After many failures a pause is long. The last pause is no longer than the time left when the command was
+    sent."""
     monkeypatch.setattr(procedures, "backoff", float)
     play = Play(wait=None)
     for attempt in (2, 3, 4):
@@ -324,7 +330,8 @@ def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch
 def test_a_command_is_sent_once_more_at_the_end_of_the_wait(
     monkeypatch: pytest.MonkeyPatch, wait: float, took: tuple[float, ...], sent: int
 ) -> None:
-    """F9: if the failure came at once, be it the last of several; not if it took the time that was left."""
+    """F9: A last command is sent if the failure came at once, even after several failures. If the failure took the
+    remaining time, no command is sent."""
     monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.5)
     play, commands = Play(wait), 0
     with suppress(LockBackendFailed):
@@ -337,7 +344,8 @@ def test_a_command_is_sent_once_more_at_the_end_of_the_wait(
 
 
 def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
-    """F9: without a limit, through any number of failures, with a pause of a second at most between two commands."""
+    """F9: Retries go on without a limit, through any number of failures, with a pause of a second at most between two
+    commands."""
     play = Play(wait=None)
     for _ in range(2_000):
         assert play.fail().timer <= 1
@@ -346,8 +354,8 @@ def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_cancelled_wait_leaves_the_queue(fails: bool) -> None:
-    """F43, P5, F176: by a command that also gives back what may have been granted in that moment. The error says how
-    long the wait was; that there was no answer is its cause."""
+    """F43, P5, F176: The command that leaves the queue also releases a lock that was granted in that moment. The error
+    tells the length of the wait, and a missing answer is its cause."""
     play = queued()
     action = play.hear(after=4, cancelled=True)
     assert action == Apply("k", Step(ask="g", remove=("g",), force=True))
@@ -358,7 +366,7 @@ def test_a_cancelled_wait_leaves_the_queue(fails: bool) -> None:
 
 
 def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
-    """F176, F9: it ends at once, without another command."""
+    """F176, F9: The wait ends at once, without another command."""
     play = Play(wait=60)
     play.fail(took=3)
     play.hear(after=2)
@@ -370,7 +378,7 @@ def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
 
 
 def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
-    """P1: the answer to a second copy is no lease: the reader asks for one of its own before it believes anything."""
+    """P1: The answer to a second copy is no lease. The reader asks for a lease of its own first."""
     steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
     next(steps)
     assert is_confirmation(steps.send(Answer(SHORT, 100.0, 100.1)))
@@ -380,7 +388,7 @@ def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
 
 
 def test_a_downgrade_that_has_found_nothing_is_none() -> None:
-    """P1: what stands in the queue at most is no reader."""
+    """P1: An entry that is only queued is no reader."""
     steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
     next(steps)
     assert is_confirmation(steps.send(Answer(QUEUED, 100.0, 100.1, whole=True)))
@@ -402,14 +410,14 @@ def test_a_downgrade_is_tried_until_its_deadline(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_final_refusal_is_raised_at_once() -> None:
-    """F14: what cannot pass (no rights, wrong password) is not repeated."""
+    """F14: An error that cannot pass, such as missing rights or a wrong password, is not retried."""
     play = Play(wait=60)
     with pytest.raises(LockBackendFailed):
         play.fail(passing=False)
 
 
 def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
-    """F16: the answer says "yours", the time says it is over: a renewal has to show it, in time."""
+    """F16: An answer that took longer than the lease grants nothing. A renewal has to confirm the lease in time."""
     play = Play(wait=60)
     assert is_confirmation(play.answer(WHOLE, took=TERMS.lease))
     with pytest.raises(LockBackendFailed, match="longer than the lease"):
@@ -429,7 +437,7 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
     ],
 )
 def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting: int, uncontended: bool) -> None:
-    """The short release is for these, and knows nothing of a minimum hold."""
+    """The short release is for such grants, and ignores minimum holds."""
     play = Play(10, replace(ACQUISITION, terms=terms))
     play.answer(replace(WHOLE, waiting=waiting))
     assert play.result.uncontended is uncontended
@@ -438,7 +446,8 @@ def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize(("copies", "tombstone_ttl"), [(False, 0), (True, procedures.TOMBSTONE_TTL)])
 def test_what_is_removed_by_which_command(stays: bool, copies: bool, tombstone_ttl: int) -> None:
-    """P8: one each. By force, unless it has a minimum hold; with a tombstone, if a copy of it may still arrive."""
+    """P8: Each removal is one command. Removal is forced unless the grant has a minimum hold, and leaves a tombstone if
+    a copy of its command may still arrive."""
     step = Step(remove=("g",), given="g", force=not stays, tombstone_ttl=tombstone_ttl)
     assert next(procedures.release("k", "g", stays=stays, leave_tombstone=copies)) == Apply("k", step)
     for_good = Step(remove=("g",), ask="g", force=not stays, tombstone_ttl=procedures.TOMBSTONE_TTL)
@@ -451,8 +460,8 @@ def test_what_is_removed_by_which_command(stays: bool, copies: bool, tombstone_t
 
 @pytest.mark.parametrize("left", [set(), {"k"}])
 def test_the_cheap_release_comes_first(left: set[str]) -> None:
-    """P8: where it did nothing, the whole one follows. It is not tried for an heir, nor where copies are on their
-    way."""
+    """P8: The whole release follows if the cheap one did nothing. The cheap one is skipped for an heir, and if copies
+    are on their way."""
     steps = procedures.release("k", "g", uncontended=True)
     assert next(steps) == ReleaseUncontended(("k",), ("g",))
     if left:
@@ -469,8 +478,8 @@ def test_the_cheap_release_comes_first(left: set[str]) -> None:
 
 
 def test_news_of_the_grant_is_enough() -> None:
-    """P8: a bell is rung for what the majority has. So a waiter that hears it holds the lock without another
-    command, for as long as its place in the queue was good for."""
+    """P8: A bell is rung for a grant that the majority has. A waiter that hears the bell holds the lock without another
+    command, for as long as its place in the queue was good."""
     play = queued()
     play.hear(news=News(9, NOW), queued_until=play.now + 4)
     assert play.result == Granted(9, NOW, play.now - 0.01 + 4, play.now)
@@ -478,8 +487,8 @@ def test_news_of_the_grant_is_enough() -> None:
 
 @pytest.mark.parametrize("token", [8, 9])
 def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
-    """P1, F28: whoever slept through a grant and had to queue again hears of that grant as well, or has heard of it.
-    By the number of the last grant that its queueing answered, it is gone; however long the new place is good for."""
+    """P1, F28: A waiter that slept through a grant and queued again hears of that grant as well, or has heard of it.
+    The grant is gone, as the last token answered to its queueing shows, however long the new place is good."""
     play = queued()
     play.pause()
     action = play.answer(replace(GONE, last_token=9))
@@ -492,15 +501,15 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
 
 
 def test_what_a_renewal_found_makes_news_old() -> None:
-    """P1, F28: a renewal has found this place in the queue after the grant that is told of."""
+    """P1, F28: News of a grant is old if a renewal has found this place in the queue after that grant."""
     play = queued()
     assert play.hear(news=News(9, NOW), queued_until=play.now + 4, last_token=9) == Read("k", "g")
 
 
 def test_an_older_answer_makes_no_old_news_new() -> None:
-    """P1, F28: a hand-over that was to queue us got its answer late; meanwhile we were granted the lock, slept through
-    that, and queued again by a command of our own. The news of that grant are old, also when the late answer is read
-    after ours: what counts is the largest token that any answer has shown."""
+    """P1, F28: The largest token of any answer decides whether news is old, also if a late answer is read after a later
+    one. Here a hand-over that was to queue the waiter got its answer late. Meanwhile the waiter was granted the lock,
+    slept through that, and queued again with its own command."""
     play = queued(replace(QUEUED, last_token=20))
     play.hear(answer=Answer(replace(QUEUED, last_token=8), 90.0, 95.0, whole=True))
     assert isinstance(play.action, Pause)
@@ -511,7 +520,7 @@ def test_an_older_answer_makes_no_old_news_new() -> None:
 
 @pytest.mark.parametrize("token", [8, 9])
 def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> None:
-    """P1, F99: the answer to a hand-over is read late. Meanwhile that grant was taken away, and queued again."""
+    """P1, F99: The answer to a hand-over is read late. Meanwhile that grant was removed and queued again."""
     play = queued(replace(QUEUED, last_token=9))
     handed_over = replace(WHOLE, token=token, last_token=token)
     action = play.hear(answer=Answer(handed_over, play.now - 2, play.now - 1, whole=True))
@@ -522,7 +531,7 @@ def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> N
 
 
 def test_news_that_comes_in_time_is_enough() -> None:
-    """P8: with a quarter of a place left it is used before it is renewed."""
+    """P8: News with a quarter of a place left is used before a renewal."""
     play = Play(60)
     play.answer(QUEUED, took=0.5)
     play.hear(after=0.5, news=News(9, NOW), queued_until=101 + TERMS.waiter_lease / 4)
@@ -531,7 +540,7 @@ def test_news_that_comes_in_time_is_enough() -> None:
 
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
-    """P1, F26, F28: when little is left of the place in the queue, a renewal has to show that it is still ours."""
+    """P1, F26, F28: If little is left of the place in the queue, a renewal must show that the place still exists."""
     play = queued()
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + left))
     assert play.result is None
@@ -539,7 +548,7 @@ def test_news_that_comes_late_is_confirmed(left: float) -> None:
 
 
 def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
-    """auto_renew=False: the lease that was asked for counts from the grant."""
+    """With auto_renew=False, a whole lease counts from the grant."""
     play = Play(60, replace(ACQUISITION, whole=True))
     play.answer(QUEUED)
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + 4))
@@ -548,7 +557,8 @@ def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
 
 
 def test_a_session_that_listens_does_not_poll() -> None:
-    """P8: only the head of the queue wakes by itself, when the lease of the holder ends; others at their deadline."""
+    """P8: Only the head of the queue wakes by itself, at the end of the holder's lease. Others wake at their
+    deadline."""
     play = Play(wait=60)
     assert play.answer(QUEUED).timer == pytest.approx(9 + procedures.SLACK)
     play = Play(wait=60)
@@ -558,13 +568,14 @@ def test_a_session_that_listens_does_not_poll() -> None:
 
 
 def cycle(*waits: str) -> Cycle:
-    """A cycle of waiters with these grants, the last the youngest."""
+    """Return a cycle of waiters with these grants. The last one is the youngest."""
     return Cycle(tuple(Wait(f"k{g}", g, NOW + timedelta(seconds=n), "x") for n, g in enumerate(waits)))
 
 
 @pytest.mark.parametrize(("found", "dies"), [(None, False), (cycle("g", "h"), False), (cycle("h", "g"), True)])
 def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found: Cycle | None, dies: bool) -> None:
-    """F45, F44: everybody in the cycle picks the same victim; the others go on waiting, and ask nothing before that."""
+    """F45, F44: All waiters in the cycle pick the same victim. The others go on waiting, and send nothing before
+    that."""
     play = Play(None, replace(ACQUISITION, nested=True))
     asleep = play.answer(replace(QUEUED, place=3))
     assert asleep.timer == pytest.approx(procedures.DEADLOCK_CHECK_AFTER, abs=0.1)
@@ -585,13 +596,13 @@ def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found
 
 
 def test_each_look_for_a_deadlock_is_twice_as_far_from_the_one_before() -> None:
-    """F45: a long wait costs few of them."""
+    """F45: A long wait costs few searches for a deadlock."""
     schedule = WaitSchedule(0, deadlock_check_at=1)
     assert [now for now in range(40) if schedule.is_deadlock_check_due(now)] == [1, 3, 7, 15, 31]
 
 
 class InLine(Play):
-    """Plays the driver for somebody who stands in line behind others of the process."""
+    """A driver for a waiter in line behind others of the process."""
 
     def __init__(self, turn: Turn, wait: float | None = 60) -> None:
         self.now = 100.0
@@ -602,7 +613,7 @@ class InLine(Play):
 
 
 def test_a_waiter_behind_another_sends_no_command() -> None:
-    """P8: however many threads and tasks of a process wait, one of them stands in the document."""
+    """P8: One waiter of a process stands in the document, however many threads and tasks wait."""
     play = InLine("behind")
     assert play.action == Pause("g", 60.0)
     play.hear(turn="behind")
@@ -611,7 +622,7 @@ def test_a_waiter_behind_another_sends_no_command() -> None:
 
 
 def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
-    """And then queues in the document, where everybody sees it."""
+    """After the moment, the waiter queues in the document, visible to all."""
     play = InLine("next")
     assert play.action.timer == pytest.approx(procedures.LOCAL_HANDOVER_GRACE)
     action = play.hear(turn="next", after=0.1)
@@ -631,8 +642,8 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
 
 
 def test_the_wait_in_line_ends_in_time() -> None:
-    """F67: who is behind others at its deadline is refused without a command, since they are before it in any case; the
-    next in line gets a last try. Or it gets LockCancelled."""
+    """F67: A waiter behind others is refused at its deadline without a command, because the others are before it in any
+    case. The next in line gets a last try. A cancelled waiter gets LockCancelled."""
     for seconds in (5, 6):
         with pytest.raises(LockNotAcquired) as refusal:
             InLine("behind", wait=5).hear(after=seconds, turn="behind", holder="host h")
@@ -653,7 +664,8 @@ def test_the_wait_in_line_ends_in_time() -> None:
 @pytest.mark.parametrize("turn", ["behind", "next"])
 @pytest.mark.parametrize("heard", [{"after": 5}, {"cancelled": True}])
 def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[str, Any]) -> None:
-    """F36: it may have brought the lock, or a place in the queue; whoever left without it would leave it behind."""
+    """F36: The answer to a hand-over may have brought the lock or a place in the queue. A waiter that ignored it would
+    leave the entry behind."""
     answer = Answer(WHOLE, 100.0, 100.1, whole=True)
     play = InLine(turn, wait=5)
     play.hear(answer=answer, turn=turn, **heard)
@@ -661,7 +673,8 @@ def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[
 
 
 def test_a_hand_over_is_one_command_for_two() -> None:
-    """P8: remove mine, add the next; and if mine was not there any more, nothing at all."""
+    """P8: A hand-over removes the giver's grant and adds the next one. If the giver's grant was not there any more,
+    nothing happens."""
     steps = procedures.release("k", "giver", ACQUISITION)
     action: Any = next(steps)
     assert (action.step.remove, action.step.given, action.step.add) == (("giver",), "giver", ACQUISITION.entry)
@@ -687,7 +700,8 @@ FORMER = Former("old", "its process")
 def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(
     wait: float, process: str, tombstone_ttl: int
 ) -> None:
-    """F49: in one command, however short it is ready to wait. What a killed process has sent may still arrive."""
+    """F49: The owner takes the place in one command, however short its wait. Commands of the killed process may still
+    arrive."""
     play = Play(wait, OWNED)
     play.answer(replace(QUEUED if wait else GONE, former=Former("old", process)), former="gone")
     step = play.action.step
@@ -700,7 +714,7 @@ def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(
 
 @pytest.mark.parametrize("wait", [0, 5])
 def test_a_former_grant_that_stays_is_removed_once_between_two_pauses(wait: float) -> None:
-    """The rule leaves a damaged document as it was: who cannot wait is refused, who can waits."""
+    """The rule leaves a damaged document as it was. A caller that cannot wait is refused, and one that can waits."""
     play, there = Play(wait, OWNED), replace(QUEUED if wait else GONE, former=FORMER)
     play.answer(there, former="gone")
     with nullcontext() if wait else pytest.raises(LockNotAcquired):
@@ -712,7 +726,7 @@ def test_a_former_grant_that_stays_is_removed_once_between_two_pauses(wait: floa
 
 @pytest.mark.parametrize("fate", ["alive", "unknown"])
 def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) -> None:
-    """F49: it looks again and again only where it would see the process go."""
+    """F49: The owner polls only if it could see the process end."""
     play = Play(100, OWNED)
     play.answer(replace(QUEUED, former=FORMER), former=fate)
     assert (play.action.timer == procedures.DEAD_OWNER_CHECK) == (fate == "alive")
@@ -723,7 +737,7 @@ def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) ->
 
 
 def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() -> None:
-    """P6: the command for the next one of its line got no answer; that one asks for itself."""
+    """P6: The command that queues the next waiter of the line got no answer. The next waiter asks for itself."""
     steps = procedures.leave(ACQUISITION)
     assert isinstance(next(steps), QueueNext)
     action = steps.throw(LockBackendFailed("no answer", "k"))
@@ -732,7 +746,7 @@ def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() ->
 
 
 def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
-    """P6: another grant of its line has sent a command for it meanwhile, and holds the lock for it."""
+    """P6: Another grant of the line has sent a command for the waiter meanwhile, and has the lock for it."""
     steps = procedures.acquire(ACQUISITION, 10.0, 0.0)
     next(steps)
     failed = LockBackendFailed("no answer", "k")
@@ -745,16 +759,16 @@ def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
 
 
 def test_what_an_action_is_about() -> None:
-    """F110: the key, if there is only one, for its lane; of an owner also its process."""
+    """F110: An action names its key for its lane, if there is only one. The entry of an owner names its process."""
     assert [ReleaseUncontended(keys, keys).key for keys in (("a",), ("a", "b"))] == ["a", None]
     assert replace(OWNED, process="p").entry["process"] == "p"
 
 
-# Methods in pairs: one that blocks and one that is awaited, made of the same steps
+# Pairs of a blocking and an awaited method, made of the same steps
 
 
 class Counter:
-    """Adds what it is given, by steps."""
+    """A counter that adds a number by steps."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -778,7 +792,7 @@ class Counter:
 
 
 def test_the_same_steps() -> None:
-    """Each is run in its own way."""
+    """Each method runs the same steps in its own way."""
     counter = Counter()
     assert counter.add(1) == 10
     assert Counter().add(1, times=2) == 20
@@ -787,7 +801,7 @@ def test_the_same_steps() -> None:
 
 
 def test_what_is_shown() -> None:
-    """Both have their own name; the signature is that of the steps, with what they return in the end."""
+    """Both methods have their own names. The signature is that of the steps, with their return value."""
     assert (Counter.add.__name__, Counter.add.__qualname__) == ("add", "Counter.add")
     assert (Counter.aadd.__name__, Counter.aadd.__doc__) == ("aadd", "See add().")
     assert Counter.add.__doc__ == "Add a number."

@@ -1,8 +1,11 @@
-"""What a document keeps: its last token, also where it was removed or restored from an older copy (F78); itself, for a
-while; tombstones, not too many of them (F77); a minimum hold (F64); and what other releases have written (F53).
+"""The retention of documents.
 
-The limit of tokens: where the document is gone, or an older one, *and* the server's clock is behind the last token that
-was given, nobody is left who knows that token. docs/explanation/promises.md says so.
+A document keeps its last token, also after it was removed or restored from an older copy (F78). The document itself
+stays for a while. Tombstones stay, within a limit (F77). A minimum hold stays (F64), and so do fields of other releases
+(F53).
+
+The limit of tokens: if the document is gone or restored from an older copy, *and* the server's clock is behind the last
+token, nobody knows that token any more. docs/explanation/promises.md says so.
 """
 
 import time
@@ -44,7 +47,7 @@ _numbers = count(1)
 
 
 def tokens(twin: Twin) -> list[int]:
-    """Those of its holders."""
+    """Return the tokens of the holders."""
     return [int(holder["token"]) for holder in twin.read()["holders"]]
 
 
@@ -56,7 +59,7 @@ def several(*acts: Act) -> Act:
 FREE = several(lambda twin: twin.add("g0"), lambda twin: twin.release("g0"))
 READERS = several(lambda twin: twin.add("g0"), *(partial(Twin.add, grant=f"g{n}", terms=READER) for n in (1, 2, 3)))
 
-#: How the lock may be granted: what prepares the document that is copied, and what gives it away then.
+#: The ways to grant the lock. Each has a step that prepares the document to be copied, and a step that grants the lock.
 WAYS: dict[str, tuple[Act, Act]] = {
     "asked for": (FREE, lambda twin: twin.add("new")),
     "short form": (FREE, lambda twin: twin.take_free("new")),
@@ -65,7 +68,7 @@ WAYS: dict[str, tuple[Act, Act]] = {
 
 
 def use(twin: Twin) -> int:
-    """Empty the key, and give it to somebody a few times more; return the last token."""
+    """Empty the key, acquire it a few more times, and return the last token."""
     token = 0
     for e in (*twin.read()["holders"], *twin.read()["waiters"]):
         twin.apply(remove=(e["grant"],), force=True)
@@ -79,8 +82,8 @@ def use(twin: Twin) -> int:
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_older_copy_of_the_document(twin: Twin, way: str, behind: bool) -> None:
-    """F78, P2: a backup is restored: the next tokens are larger than all that were given since it was made. Or the
-    clock was set back by an hour, and is behind the last token: the next are one more each."""
+    """F78, P2: After a backup is restored, the next tokens are larger than all tokens given since the backup. If the
+    clock was set back by an hour and is behind the last token, each next token is one more."""
     prepare, give = WAYS[way]
     prepare(twin)
     copy = twin.read()
@@ -94,20 +97,20 @@ def test_an_older_copy_of_the_document(twin: Twin, way: str, behind: bool) -> No
     assert twin.read()["token"] == found[-1]
 
 
-# For how long the document of a free lock is kept
+# The retention of the document of a free lock
 
 
 HOUR, WEEK = timedelta(hours=1), timedelta(days=7)
 
 
 def kept(document: Document) -> timedelta:
-    """How long the document is kept after its last write."""
+    """Return the time for which the document is kept after its last write."""
     span: timedelta = document["purge_at"] - document["written_at"]
     return span
 
 
 def test_a_key_without_a_queue_is_kept_for_an_hour(twin: Twin) -> None:
-    """F72: a key that a stranger made up; also if it is taken again and again, by one after another."""
+    """F72: A key that a stranger made up is kept for an hour, also if it is acquired again and again."""
     for grant in ("g.1", "g.2", "g.3"):
         twin.add(grant)
         twin.release(grant)
@@ -130,7 +133,7 @@ def test_a_key_with_a_queue_is_kept_for_a_week(twin: Twin) -> None:
 
 
 def test_a_document_outlives_its_tombstones(twin: Twin) -> None:
-    """F17: what was removed stays out for as long as its tombstone says, which may be longer than an hour."""
+    """F17: A removed grant stays out until its tombstone ends, even if that takes longer than an hour."""
     twin.apply(ask="g.1", remove=("g.1",), force=True, tombstone_ttl=10 * BRIEF_RETENTION)
     assert twin.read()["purge_at"] >= twin.read()["tombstones"][0]["until"]
 
@@ -144,10 +147,10 @@ def test_a_short_retention_stays_short() -> None:
 
 Stored = Callable[..., Document]
 
-#: For so many grants, one command leaves tombstones here; a program's for one.
+#: The number of grants for which one command leaves tombstones here. A program's command does so for one.
 BATCH = 100
-#: No document may have more tombstones. (Measured on 6.0.5: a pair takes 1.3 times as long with a thousand of them, 1.9
-#: to 2.5 times with four thousand, five times with fourteen thousand.)
+#: The largest number of tombstones in a document. (Measured on 6.0.5. A pair takes 1.3 times as long with a thousand of
+#: them, 1.9 to 2.5 times with four thousand, five times with fourteen thousand.)
 MOST = 1_000
 
 
@@ -164,8 +167,8 @@ def tombstones(document: Document) -> list[str]:
 
 @pytest.mark.long
 def test_their_number_is_bounded(twin: Twin) -> None:
-    """F77, F17: after thousands of given-up commands on one key. The oldest go: of a command that was given up last, a
-    copy comes soonest."""
+    """F77, F17: The number is limited after thousands of abandoned commands on one key. The oldest tombstones are
+    removed, because a copy of the last abandoned command comes soonest."""
     leave_tombstones(twin.store, 0, 5_000)
     assert len(tombstones(twin.read())) <= MOST
     leave_tombstones(twin.store, 5_000, 5_100, batch=1)
@@ -176,13 +179,13 @@ def test_their_number_is_bounded(twin: Twin) -> None:
 
 
 def test_those_that_are_needed_stay(twin: Twin) -> None:
-    """F17: a bound that is reached only by what nobody does on purpose: two hundred within ten minutes all stay."""
+    """F17: The limit is only reached by an attack. Two hundred tombstones within ten minutes all stay."""
     leave_tombstones(twin.store, 0, 200)
     assert len(tombstones(twin.read())) == 200
 
 
 def test_a_document_full_of_them_stays_usable(store: MongoStore, lock: LockMaker, stored: Stored) -> None:
-    """F77, F55: nobody takes it for damaged, whatever an earlier release has left there."""
+    """F77, F55: A full document does not count as damaged, whatever an earlier release has left there."""
     leave_tombstones(store, 0, 1)
     (tombstone,) = stored()["tombstones"]
     many = [{**tombstone, "grant": f"old.{number}"} for number in range(MAX_ENTRIES + 2_000)]
@@ -193,22 +196,22 @@ def test_a_document_full_of_them_stays_usable(store: MongoStore, lock: LockMaker
     assert len(tombstones(stored())) <= MOST
 
 
-# A minimum hold ends when it was to end: a renewal that comes after the release leaves it alone (F64)
+# A minimum hold ends at its time. A renewal that comes after the release does not change the end (F64)
 
 
 #: The hold is longer than the lease, as that of a job is which runs once a day.
 HELD = Terms(lease=3, margin=1, waiter_lease=3, min_hold=60)
 
 
-#: The renewals that may be on their way when the lock is given back: that of the heartbeat, and an extension.
+#: The renewals that may be on their way at the release. One is of the heartbeat, and one is an extension.
 RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_000, "server_lease": 99_000}}
 
 
 @pytest.mark.parametrize("kind", RENEWALS)
 @pytest.mark.parametrize("way", ["one", "in bulk"])
 def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, kind: str) -> None:
-    """F64: the entry of a released lock is the same, to the millisecond, after a renewal that was on its way. Another
-    one in the same renewal is renewed."""
+    """F64: The entry of a released lock is unchanged, to the millisecond, after a late renewal. Another entry in the
+    same renewal is renewed."""
     shared = replace(HELD, mode="shared", capacity=5)
     twin.add("g", shared)
     twin.add("other", shared)
@@ -226,7 +229,7 @@ def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, 
 
 
 def test_a_release_after_the_end_hands_the_lock_over(twin: Twin) -> None:
-    """P5: nothing is kept of a hold that is over, and the release itself grants the lock to the one that waits."""
+    """P5: Nothing is kept of a hold that is over. The release itself grants the lock to the waiter."""
     twin.add("g", replace(HELD, min_hold=0.001))
     twin.add("next")
     time.sleep(0.05)
@@ -235,17 +238,17 @@ def test_a_release_after_the_end_hands_the_lock_over(twin: Twin) -> None:
 
 
 def test_what_the_caller_never_had_is_not_kept(lock: LockMaker, entries: Callable[..., list[Any]]) -> None:
-    """Of two keys the second is busy: the first is free again at once."""
+    """If the second of two keys is busy, the first is free again at once."""
     with lock("b", terms=Terms(lease=30)):
         assert not lock("a", "b", terms=HELD).try_acquire()
         assert entries("a") == []
 
 
-# Fields of other releases (F53): they are added as optional ones, with a default in the rule. So a release that does
-# not know a field keeps it, in the document and in its entries; and one that knows it works where it is missing
+# Fields of other releases (F53) are added as optional fields, with a default in the rule. A release that does not know
+# a field keeps it in the document and in its entries. A release that knows the field works without it
 
 
-#: What the next version writes in addition, into a document and into each of its entries.
+#: Fields that the next version writes in addition, into a document and into each of its entries.
 NEW: Document = {
     "next": {"list": [1, {"$name": "$$NOW"}], "empty": None},
     "next_time": Timestamp(1_900_000_000, 7),
@@ -254,7 +257,7 @@ NEW: Document = {
 }
 
 _LATER = datetime(2100, 1, 1, tzinfo=UTC)
-#: What is done, one thing after the other; after each: the holders, and then those who wait.
+#: The steps in order, with the holders and the waiters after each step.
 STEPS: dict[str, list[tuple[Callable[[Twin], object], str, str]]] = {
     "taken and given back": [
         (lambda k: k.add("g1", new=NEW), "g1", ""),
@@ -304,7 +307,7 @@ def grants(document: Document, name: str) -> str:
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 def test_what_is_not_known_is_kept(twin: Twin, steps: list[tuple[Callable[[Twin], object], str, str]]) -> None:
-    """F53: whatever is done by this release, what the next one wrote stays in the document and in its entries."""
+    """F53: The fields of the next release stay in the document and in its entries, whatever this release does."""
     twin.add("first", new=NEW)
     twin.release("first")
     twin.write({**twin.read(), **NEW})
@@ -318,7 +321,7 @@ def test_what_is_not_known_is_kept(twin: Twin, steps: list[tuple[Callable[[Twin]
 
 
 def reduced(document: Document) -> Document:
-    """The document as a release has left it that knew only what every document must have."""
+    """Return the document as left by a release that knew only the required fields."""
     lists = {
         name: [{field: e[field] for field in fields} for e in document[name]]
         for name, fields in (("holders", HOLDER_FIELDS), ("waiters", WAITER_FIELDS), ("tombstones", ("grant", "until")))
@@ -327,7 +330,7 @@ def reduced(document: Document) -> Document:
 
 
 def test_what_is_optional_may_be_missing(twin: Twin) -> None:
-    """F53: whatever a release adds, it works with what was written without it, at every step."""
+    """F53: Every step of a release works on documents that lack its added fields."""
     twin.add("first")
     twin.release("first")
     steps: list[tuple[Callable[[], Any], str]] = [

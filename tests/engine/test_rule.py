@@ -1,4 +1,4 @@
-"""The one update, on a real server: against the rule in Python, and where it matters most one by one."""
+"""The one update on a real server, compared with the rule in Python, and step by step where it matters most."""
 
 import datetime as dt
 import itertools
@@ -50,7 +50,7 @@ _numbers = itertools.count(1)
 
 
 def asks(grant: str, terms: Terms = TERMS) -> Step:
-    """The step that asks for a grant."""
+    """Return the step that asks for a grant."""
     return Step(ask=grant, add=entry(grant, "s", terms, {}))
 
 
@@ -65,7 +65,7 @@ def shifted(items: str, names: tuple[str, ...], milliseconds: int) -> Document:
 
 
 def travel(collection: Collection[Document], key: str, seconds: float) -> None:
-    """Let so many seconds go by for one document; fewer than none: the server's clock is set back."""
+    """Let *seconds* go by for one document. A negative number sets the server's clock back."""
     milliseconds = round(seconds * 1000)
     changes = {
         "holders": shifted("$holders", ("until", "since", "acquired_at"), milliseconds),
@@ -78,14 +78,15 @@ def travel(collection: Collection[Document], key: str, seconds: float) -> None:
 
 # The two that carry the rule out
 
-#: All lengths end in 5 s and time goes by in steps of 10 s. So nothing is ever decided by how fast the test runs.
+#: All lengths end in 5 s, and time goes by in steps of 10 s. The speed of the test never decides an outcome.
 LENGTHS = st.sampled_from([5, 15, 25, 45])
 SOME = st.integers(1, 3)
 
 
 @dataclass
 class Place:
-    """Where a machine works. (Hypothesis looks into all that a machine class has, and a client has everything.)"""
+    """The place in which a machine works. (Hypothesis inspects all attributes of a machine class, and a client has
+    everything.)"""
 
     server: MongoClient[Document]
     store: MongoStore
@@ -97,7 +98,7 @@ def now_and_election(server: MongoClient[Document]) -> tuple[dt.datetime, str]:
 
 
 class Machine(RuleBasedStateMachine):
-    """Does the same to a stored document and, by the Python rule, to a copy of what was stored before."""
+    """A machine that does the same to a stored document and, by the Python rule, to a copy of it."""
 
     place: Place
 
@@ -123,10 +124,12 @@ class Machine(RuleBasedStateMachine):
         self.document = self.locks.find_one(self.real)
 
     def both(self, step: Step, send: Callable[[], Any], sent: bool = True) -> Any:
-        """Have the server do it by *send*, and compare. sent: does it reach the document?
+        """Let the server carry out *step* by calling *send*, and compare the result with the Python rule.
 
-        The server does it at some moment between two looks at its clock. What the Python rule makes of it at the one
-        and at the other are the bounds of every date and number; all else must be the same.
+        The server carries out the step at a moment between two reads of its clock. The results of the Python rule at
+        both reads are the bounds of every date and number. Everything else must be equal.
+
+        - sent: whether the step reaches the document.
         """
         before = self.document
         earliest, clock = now_and_election(self.place.server)
@@ -136,7 +139,7 @@ class Machine(RuleBasedStateMachine):
         if not sent:
             assert self.document == before
             return outcome
-        # That of this command, unless the document has one that is later.
+        # The time of this command, unless the document has a later one.
         op = (self.document or {}).get("cluster_time")
         if before is not None and op == before["cluster_time"]:
             op = Timestamp(1, 1)  # late
@@ -152,7 +155,7 @@ class Machine(RuleBasedStateMachine):
             ]
             told = {name: value for name, value in asdict(outcome).items() if name != "holder"}
             for name, one in told.items():
-                # By milliseconds: what is left is a difference of two moments that both lie between.
+                # In milliseconds, because the rest is a difference of two moments that both lie between.
                 low, high = (bound[name] for bound in bounds)
                 value = one
                 if isinstance(one, tuple):
@@ -187,12 +190,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule(new=grants, trial=st.booleans())
     def enter_again(self, new: Document, trial: bool) -> None:
-        """A command that is sent again, or arrives late."""
+        """Send a command again, or late."""
         self.apply(Step(ask=new["grant"], add=new, trial=trial))
 
     @rule(new=grants, former=grants, trial=st.booleans())
     def resume(self, new: Document, former: Document, trial: bool) -> None:
-        """Whoever has found out that the process of *former* is gone takes its place."""
+        """Let *new* take the place of *former*, as a caller that knows that the process of *former* is gone."""
         if new["grant"] != former["grant"]:
             remove = (former["grant"],)
             self.apply(Step(ask=new["grant"], add=new, remove=remove, force=True, resumes=True, trial=trial))
@@ -228,7 +231,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(removed=grants)
     def release_alone(self, removed: Document) -> None:
-        """The short form of the release works only where it comes to the same, but for when the document goes."""
+        """Release by the short form. The short form works only if its effect is the same, except for the time of the
+        purge."""
         if removed["min_hold"]:
             return
         alone = self.ids("holders") == [removed["grant"]] and not self.entries("waiters")
@@ -251,7 +255,7 @@ class Machine(RuleBasedStateMachine):
         trial=st.booleans(),
     )
     def take_free(self, mode: Mode, lease: int, owner: str | None, trial: bool) -> Document:
-        """The short form of adding works only where it comes to the same."""
+        """Add by the short form. The short form works only if its effect is the same."""
         new = entry(f"g{next(_numbers)}", "s", Terms(mode, CAPACITIES[mode], lease, 0, 5, 0, owner, clock_margin=0), {})
         free = not self.entries("holders") and not self.entries("waiters")
         free = free and (self.document is None or self.document["cluster_time"] < Timestamp(2**31, 1))  # it is not late
@@ -275,7 +279,7 @@ class Machine(RuleBasedStateMachine):
         step = Step(renew=ids, beat=next(_numbers), behind=tuple(range(len(ids))) if counts else ())
         gone = self.document is None
         sent = gone or bool({*self.ids("holders"), *self.ids("waiters")} & set(ids))
-        made_again = Step(remove=("",), tombstone_ttl=1)  # F144: a document that is gone is made before that counts
+        made_again = Step(remove=("",), tombstone_ttl=1)  # F144: a missing document is made before that counts
         carried_out = made_again if gone else step
         found = self.both(carried_out, lambda: self.store.renew([self.key], step, TIMEOUT), sent=sent)
         for field in ("holders", "waiters"):
@@ -294,7 +298,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def others_were_parsed_later(self) -> None:
-        """The server fixed the time of each command that comes from now on before that of the last writer."""
+        """Let the server have fixed the time of later commands before that of the last writer."""
         self.locks.update_one(self.real, {"$set": {"cluster_time": Timestamp(2**31, 1)}})
         self.look()
 
@@ -305,13 +309,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def failover(self) -> None:
-        """The document was last written under another primary, whose clock has nothing to do with this one's."""
+        """Let the document look as if another primary with an unrelated clock had written it last."""
         self.locks.update_one(self.real, {"$set": {"clock": "another election"}})
         self.look()
 
     @rule()
     def purge(self) -> None:
-        """The document goes (TTL), and whatever it knew."""
+        """Remove the document (TTL), with everything in it."""
         if not self.entries("holders") and not self.entries("waiters"):
             self.locks.delete_one(self.real)
             self.look()
@@ -322,7 +326,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def tokens_grow(self) -> None:
-        """P2: also after a purge."""
+        """P2: Tokens grow, also after a purge."""
         fresh = [e["token"] for e in self.entries("holders") if e["token"] not in self.tokens]
         assert fresh == sorted(fresh)
         assert not fresh or fresh[0] > max(self.tokens, default=0)
@@ -337,7 +341,8 @@ class Machine(RuleBasedStateMachine):
 
 
 def assert_between(low: Any, real: Any, high: Any, where: str = "") -> None:
-    """Every date and number of *real* lies between those of *low* and *high*; all else is the same, types included."""
+    """Assert that every date and number of *real* lies between those of *low* and *high*, and that the rest is equal,
+    types included."""
     assert type(low) is type(real) is type(high), where
     if isinstance(real, dict):
         assert low.keys() == real.keys() == high.keys(), where
@@ -353,8 +358,8 @@ def assert_between(low: Any, real: Any, high: Any, where: str = "") -> None:
 
 @pytest.mark.long
 def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Document], config: StoreConfig) -> None:
-    """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and failover, in any order:
-    every field of the document, the statistics included, is what a hundred lines of Python say."""
+    """P1, P2, P5: Prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and fail over, in any order.
+    Every field of the document, including the statistics, equals the result of a hundred lines of Python."""
     config = StoreConfig(config.client, config.database, config.collection, Limits(waiters=4))
     store = MongoStore(config)
     machine = type("Machine", (Machine,), {"place": Place(mongo, store)})
@@ -374,7 +379,8 @@ def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Docume
 
 
 def test_the_short_release_does_what_the_whole_one_does(store: MongoStore, collection: Collection[Document]) -> None:
-    """The statistics, the index and the last holder too, field by field; only the purge may come an hour later."""
+    """The short release equals the whole one field by field, including the statistics, the index and the last holder.
+    Only the purge may come an hour later."""
     results, k = [], in_mongodb(store)
     ways: list[Callable[[], bool]] = [
         lambda: not store.release_uncontended(["k"], ["g2"], TIMEOUT),
@@ -420,7 +426,7 @@ def test_the_short_release_does_what_the_whole_one_does(store: MongoStore, colle
 def test_the_short_release_leaves_everything_else_alone(
     store: MongoStore, collection: Collection[Document], change: Document
 ) -> None:
-    """F38, F55: somebody else's grant, one with company, or in a damaged document, stays exactly as it is."""
+    """F38, F55: Another caller's grant, one of several, and one in a damaged document stay exactly as they are."""
     add(store, "k", "g")
     collection.update_one({"_id": "k"}, change)
     before = collection.find_one()
@@ -429,7 +435,7 @@ def test_the_short_release_leaves_everything_else_alone(
 
 
 def test_the_short_release_of_many_says_what_it_left(store: MongoStore) -> None:
-    """F108: one command releases those for which nobody waits, and no others."""
+    """F108: One command releases the locks without waiters, and no others."""
     keys, grants = ["a", "b", "c"], ["ga", "gb", "gc"]
     for key, grant in zip(keys, grants, strict=True):
         add(store, key, grant)
@@ -440,7 +446,7 @@ def test_the_short_release_of_many_says_what_it_left(store: MongoStore) -> None:
 
 @pytest.mark.parametrize("removed", ["g1", "g2"])
 def test_the_short_acquisition_is_for_a_free_lock_only(twin: Twin, removed: str) -> None:
-    """F17: not for a command that is late and finds a tombstone."""
+    """F17: The short acquisition fails for a late command that finds its tombstone."""
     twin.add("g1")
     assert twin.take_free("g2") is None
     twin.apply(ask="g1", remove=("g1", removed), tombstone_ttl=60_000)
@@ -455,7 +461,7 @@ def holders(twin: Twin) -> list[str]:
 
 
 def test_writers_do_not_starve_among_readers(twin: Twin) -> None:
-    """F46: a reader that comes after a waiting writer waits behind it, and the readers behind go together."""
+    """F46: A reader that comes after a waiting writer waits behind it. Consecutive readers are granted together."""
     reading = Terms("shared", UNLIMITED)
     assert twin.add("r1", reading).held
     assert twin.add("r2", reading).held
@@ -472,7 +478,7 @@ def test_writers_do_not_starve_among_readers(twin: Twin) -> None:
 
 
 def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head(twin: Twin) -> None:
-    """P5: what it is to resume is not there any more, so its grant comes last."""
+    """P5: The second copy finds no grant to resume, and its own grant comes last."""
     owned = replace(CALM, owner="o")
     for grant, terms in (("g1", owned), ("g3", CALM), ("g4", CALM)):
         twin.add(grant, terms)
@@ -484,7 +490,7 @@ def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head(twin
 
 
 def test_a_renewal_may_lengthen_and_count(twin: Twin) -> None:
-    """Who holds has the longer lease for good; who waits says how many of its process stand behind it."""
+    """A renewal lengthens a holder's lease for good, and stores the number of waiters behind a waiter."""
     twin.add("h", TERMS)
     twin.add("w", TERMS)
     twin.renew("w", "h", behind=(3, 0), lease=60_000, server_lease=66_000)
@@ -494,7 +500,8 @@ def test_a_renewal_may_lengthen_and_count(twin: Twin) -> None:
 
 
 def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
-    """P1, P5: it waits until there is room for all of it, and no lighter one that came later overtakes it."""
+    """P1, P5: A heavy waiter waits until there is room for its whole weight. No lighter waiter that came later
+    overtakes it."""
     terms = Terms("semaphore", 4)
     weights = {"g0": 3, "g1": 1, "g2": 2, "g3": 1, "g4": 4}
     held = [twin.add(grant, replace(terms, weight=weight)).held for grant, weight in weights.items()]
@@ -519,8 +526,8 @@ def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
 def test_the_smallest_number_of_permits_counts(
     twin: Twin, asked: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
-    """P1, P5: where the users of a key do not agree, never more hold it than any of them has asked for; of those who
-    wait, as many get it as all who then hold it agree to, in their order."""
+    """P1, P5: If the users of a key disagree, never more hold it than any of them has asked for. Waiters are granted in
+    their order, as long as all holders then agree."""
 
     def capacities() -> tuple[int, ...]:
         return tuple(holder["capacity"] for holder in twin.read()["holders"])
@@ -533,7 +540,7 @@ def test_the_smallest_number_of_permits_counts(
     assert capacities() == second
 
 
-#: Of "g0", which holds the key for an owner, and of "g1" and "g2", which wait.
+#: Steps about "g0", an owner's holder, and about the waiters "g1" and "g2".
 STEPS = {
     "held": asks("g1"),
     "queued": asks("g3"),
@@ -549,8 +556,8 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(store: MongoStore, step: Step) -> None:
-    """F2, F6, F15: the second copy finds all done; yet it writes, since a stale primary acknowledges what writes
-    nothing."""
+    """F2, F6, F15: The second copy finds everything done and still writes, because a stale primary acknowledges a
+    command that writes nothing."""
     k = in_mongodb(store)
     k.add("g0", Terms(owner="o", lease=20, margin=2))
     k.add("g1")
@@ -578,8 +585,8 @@ ParsedAt = Callable[[Step, float, str, int], Document]
 
 @pytest.fixture(params=["mongodb", "python"])
 def parsed_at(request: pytest.FixtureRequest, collection: Collection[Document]) -> ParsedAt:
-    """Applies steps to one document by either rule, each as if the server had parsed it so many seconds after `BEGAN`,
-    at that cluster time, and as if it named that election."""
+    """Return a function that applies steps to one document by either rule. The server seems to have parsed each step
+    *seconds* after `BEGAN`, at that cluster time, under that election."""
     documents: list[Document | None] = [None]
 
     def apply(step: Step, seconds: float, election: str, order: int) -> Document:
@@ -595,7 +602,7 @@ def parsed_at(request: pytest.FixtureRequest, collection: Collection[Document]) 
                 "upsert": step.upserts,
                 "new": True,
                 "let": step.arguments(Limits(), election, "$$CLUSTER_TIME"),
-                # As a mongos sends it: the server then reads no clock of its own.
+                # A mongos sends these constants. The server then reads no clock of its own.
                 "runtimeConstants": {"localNow": moment.now, "clusterTime": moment.cluster_time},
             },
             codec_options=bson.CodecOptions(tz_aware=True),
@@ -609,14 +616,15 @@ NOTHING = Step(remove=("another",))
 
 
 def test_a_clock_that_is_a_little_behind_is_the_same_clock(parsed_at: ParsedAt) -> None:
-    """F23: corrected by less than a leap, it judges the times that it wrote, and no lease begins again."""
+    """F23: A clock that was corrected by less than a leap judges its own earlier times, and no lease begins again."""
     until = parsed_at(asks("g1"), 9, "1", 1)["holders"][0]["until"]
     assert parsed_at(NOTHING, 9 - LEAP / 2000, "1", 2)["holders"][0]["until"] == until
 
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease(parsed_at: ParsedAt, order: int) -> None:
-    """F23, P1: the cluster time stands still, the clock says that the lease is over: it begins a whole one again."""
+    """F23, P1: The cluster time stands still while the clock says that the lease is over. A whole lease begins
+    again."""
     parsed_at(asks("g1"), 0, "1", 1)
     ends = [holder["until"] for holder in parsed_at(NOTHING, 100, "1", order)["holders"]]
     assert ends == ([BEGAN + timedelta(seconds=100 + TERMS.server_lease)] if order == 1 else [])
@@ -624,7 +632,8 @@ def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease(parsed_at: Pa
 
 @pytest.mark.parametrize(("seconds", "end"), [(5, 15), (3_605, 3_610)])
 def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt, seconds: float, end: float) -> None:
-    """F64: by a clock that is behind, it would end much later; it lasts as long as it was to, from now at most."""
+    """F64: A minimum hold under a clock that is behind would end much later. The hold lasts at most its full length
+    from now."""
     parsed_at(asks("g1", replace(TERMS, min_hold=10)), 3_600, "1", 1)
     parsed_at(Step(remove=("g1",)), 3_601, "1", 2)
     (holder,) = parsed_at(NOTHING, seconds, "2", 3)["holders"]
@@ -633,8 +642,8 @@ def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt, secon
 
 @pytest.mark.parametrize(("apart", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
 def test_after_an_election_who_came_before_stands_before(parsed_at: ParsedAt, apart: float, order: list[str]) -> None:
-    """F120: the last write was 3.3 s ago, and a waiter was queued by it. Who has waited for 2.3 s came later. Where the
-    clocks of the two primaries cannot be one, a place counts what it had waited at the last write."""
+    """F120: The last write was 3.3 s ago and queued a waiter. A waiter that has waited for 2.3 s came later. If the
+    clocks of the two primaries cannot be one, a place counts the wait known at the last write."""
     for grant in ("holder", "there"):
         parsed_at(asks(grant, CALM), 0, "1", 1)
     after = parsed_at(replace(asks("new", CALM), waited=2_300), apart, "2", 2)
@@ -655,9 +664,9 @@ def test_the_longest_wait_and_hold_are_kept(parsed_at: ParsedAt) -> None:
 def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
     parsed_at: ParsedAt, other: str, mine: str, order: int
 ) -> None:
-    """F61: a command is held up while its primary steps down and comes back, or its client has not heard of the
-    election yet. It names another election than the last writer; its time is old all the same, and the next command
-    that names the same election must not judge the holder by it."""
+    """F61: A command is late because its primary steps down and comes back, or because its client has not heard of the
+    election yet. The command names another election than the last writer, and its time is old. The next command with
+    the same election must not judge the holder by that time."""
     until = parsed_at(asks("g1"), 9, mine, 2)["holders"][0]["until"]
     late = parsed_at(asks("g2"), 0, other, order)
     assert late["holders"][0]["until"] == until
@@ -669,7 +678,7 @@ def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
 
 
 def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -> None:
-    """F64: also where the clock of the new primary is behind the grant."""
+    """F64: A repeated release moves no minimum hold, even if the clock of the new primary is behind the grant."""
     parsed_at(asks("g1", replace(TERMS, min_hold=60)), 9, "1", 1)
     until = parsed_at(Step(remove=("g1",)), 0, "2", 2)["holders"][0]["until"]
     assert until == BEGAN + timedelta(seconds=60)
@@ -678,7 +687,7 @@ def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -
 
 
 def test_a_place_has_one_length(twin: Twin) -> None:
-    """F107: however long the queue is, a place in it lives as long as its waiter believes."""
+    """F107: A place in the queue lives as long as its waiter believes, however long the queue is."""
     for number in range(40):
         twin.add(f"g{number}", TERMS)
     places = {e["until"] - e["since"] for e in twin.read()["waiters"]}
@@ -686,8 +695,8 @@ def test_a_place_has_one_length(twin: Twin) -> None:
 
 
 def test_what_a_waiter_says_of_its_time_is_bounded(twin: Twin) -> None:
-    """F119: a clock that has jumped, or says anything at all, moves its waiter no further than ten minutes ahead, and
-    leaves a document that everybody can read."""
+    """F119: A waiter's clock that has jumped moves its waiter at most ten minutes ahead, and leaves a readable
+    document."""
     twin.add("holder")
     twin.add("patient", waited=LONGEST_CLAIM)
     for number, waited in enumerate((3_600_000, 2**62)):
@@ -702,8 +711,8 @@ def test_what_a_waiter_says_of_its_time_is_bounded(twin: Twin) -> None:
 def test_a_single_try_never_takes_over_a_damaged_document(
     store: MongoStore, collection: Collection[Document], end: float
 ) -> None:
-    """F55: the damage is an error as soon as the answer cannot be explained otherwise: nobody holds the key, or its
-    holder's time is over, and yet it was not granted. Until then the key is simply taken."""
+    """F55: Damage is an error if nothing else explains the refusal, because nobody holds the key or its lease is over.
+    Until then, the key simply counts as taken."""
     collection.insert_one(lock_document("k", [lock_entry(left=3600)], change={"clock": "", "purge_at": "never"}))
     travel(collection, "k", 3600 - end)
     step = replace(asks("g1"), trial=True)
@@ -715,7 +724,7 @@ def test_a_single_try_never_takes_over_a_damaged_document(
 
 
 def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, collection: Collection[Document]) -> None:
-    """F55, F40: a document that makes the server refuse the whole renewal costs the other keys nothing."""
+    """F55, F40: A document that makes the server refuse the whole renewal costs the other keys nothing."""
     keys = [f"k{number}" for number in range(10)]
     for key in keys:
         add(store, key, f"{key}-g")
@@ -729,7 +738,8 @@ def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, col
 
 
 def test_who_asks_again_keeps_its_place(twin: Twin) -> None:
-    """P5: once, with the earliest time that it has told; one that came earlier moves up."""
+    """P5: A waiter that asks again stands there once, with the earliest time that it has told. An earlier one moves
+    up."""
     asked = [
         ("h", 0, ""),
         ("a", 5_000, "a"),

@@ -46,7 +46,7 @@ def at(seconds: float) -> datetime:
 
 
 class Key:
-    """A document, and what commands make of it that are parsed so many seconds after BEGAN."""
+    """A document, and the results of commands that are parsed so many seconds after BEGAN."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -65,7 +65,7 @@ class Key:
         return self.do(seconds, clock, remove=("another",))
 
     def told(self, field: str, *names: str) -> list[Any]:
-        """Of each entry, its grant and what it has under these names, times in seconds."""
+        """Return the grant of each entry, and its values of *names*. Times are in seconds."""
 
         def value(found: Any) -> Any:
             return (found - BEGAN).total_seconds() if isinstance(found, datetime) else found
@@ -103,9 +103,10 @@ class Key:
 def test_by_which_time_a_command_is_judged(
     written: int | None, parsed: int | None, *, seconds: float, clock: str, late: bool, other: bool
 ) -> None:
-    """F61: of two commands with one cluster time, parsed with no write in between, in an unknown order, neither cuts
-    the leases of the other: an earlier time does not tell that the clock was set back; a much later one may be of
-    before that, so it judges no times of the other. One that is late is judged by the time of the last writer."""
+    """F61: Two commands with one cluster time were parsed with no write in between, in an unknown order. Neither cuts
+    the leases of the other. An earlier time does not prove that the clock was set back. A much later command may come
+    from before a set-back, and does not judge the times of the other. A late command is judged by the time of the last
+    writer."""
     orders = [None if order is None else Timestamp(order, 1) for order in (written, parsed)]
     document = {"clock": "c", "written_at": BEGAN, "cluster_time": orders[0]}
     rule = _Rule(Step(), Limits(), Moment(at(seconds), clock, orders[1]), document)
@@ -118,7 +119,7 @@ def test_by_which_time_a_command_is_judged(
 
 
 def test_what_makes_a_document_and_what_that_begins_with() -> None:
-    """Not what only removes; a tombstone is to be remembered."""
+    """A removal alone makes no document, unless a tombstone must be remembered."""
     assert apply_rule(None, Step(remove=("g",)), Limits(), Moment(BEGAN)) is None
     assert Key().do(0, remove=("g",), tombstone_ttl=60_000) == {
         "v": 1, "holders": [], "waiters": [], "tombstones": [{"grant": "g", "until": at(60)}], "token": 0,
@@ -129,7 +130,7 @@ def test_what_makes_a_document_and_what_that_begins_with() -> None:
 
 
 def test_a_document_is_kept_for_an_hour_after_the_last_lease_and_longer_after_a_queue() -> None:
-    """Its date is moved in steps of an hour; it is never nearer."""
+    """The date of the removal moves in steps of an hour, and never moves nearer."""
     key = Key(Limits(retention=24 * HOUR * 1000))
     assert key.ask(0, "g")["expires_at"] == at(22)
     both = Key()
@@ -146,8 +147,8 @@ def test_a_document_is_kept_for_an_hour_after_the_last_lease_and_longer_after_a_
 
 
 def test_what_is_counted() -> None:
-    """Waits and holds; a lease that ended by itself was held until then, and one that is kept for its minimum hold
-    until it was released."""
+    """Waits and holds are counted. A lease that ended by itself counts as held until its end. A grant kept for its
+    minimum hold counts until its release."""
     key = Key()
     names = ("acquisitions", "contended", "waited_ms", "longest_wait_ms", "held_ms", "longest_hold_ms", "expired")
 
@@ -180,7 +181,7 @@ def test_what_is_counted() -> None:
 
 @pytest.mark.parametrize("mark", [0, 2**50])
 def test_tokens_go_on_from_the_largest_and_from_the_time(mark: int) -> None:
-    """P2: also after the document was removed."""
+    """P2: Tokens go on from the largest token and from the time, also after the document was removed."""
     key = Key()
     key.ask(0, "w")
     key.document["token"] = mark
@@ -197,7 +198,7 @@ def test_tokens_go_on_from_the_largest_and_from_the_time(mark: int) -> None:
 
 
 def test_what_ends_now_is_over() -> None:
-    """Holders, waiters and tombstones alike; a millisecond earlier each of them lives."""
+    """Holders, waiters and tombstones are over at their ends. A millisecond earlier each of them lives."""
     key = Key()
     key.ask(0, "a")
     key.ask(9, "b")
@@ -220,8 +221,8 @@ def test_what_ends_now_is_over() -> None:
 
 
 def test_a_renewal_gives_a_whole_lease_or_place_and_never_less() -> None:
-    """From now on, or a longer one if it asks for that; who holds gets the longer lease for good, who waits keeps its
-    number of those behind it unless a new one is told."""
+    """A renewal gives a whole lease or place from now on, or a longer one on request. A holder gets the longer lease
+    for good. A waiter keeps its number of waiters behind it unless a new number is told."""
     key = Key()
     for grant in "hvw":
         key.ask(0, grant)
@@ -242,7 +243,8 @@ def test_a_renewal_gives_a_whole_lease_or_place_and_never_less() -> None:
 
 @pytest.mark.parametrize(("seconds", "force", "left"), [(4, False, True), (4, True, False), (10, False, False)])
 def test_a_minimum_hold_lasts_until_its_end(seconds: float, force: bool, left: bool) -> None:
-    """Unless it is ended by force; what was released is not renewed, nor released again."""
+    """A minimum hold lasts until its end, unless it is ended by force. A released grant is not renewed and not released
+    again."""
     key = Key()
     key.ask(0, "g", replace(TERMS, min_hold=10))
     key.ask(0, "other")
@@ -259,8 +261,8 @@ def test_a_minimum_hold_lasts_until_its_end(seconds: float, force: bool, left: b
     [(0, 0), (SAME_TIME / 1000, 0), (SAME_TIME / 1000 + 1, SAME_TIME / 1000 + 1), (-0.5, -0.5), (HOUR, HOUR)],
 )
 def test_after_an_election_every_lease_and_place_begins_again(seconds: float, since: float) -> None:
-    """P4: the times in the document are those of another clock. Who waits has waited for as long as at the last write,
-    unless the two clocks may be one."""
+    """P4: The times in the document are those of another clock. A waiter keeps the wait known at the last write, unless
+    the two clocks may be one."""
     key = Key()
     for grant in "hw":
         key.ask(0, grant)
@@ -273,8 +275,8 @@ def test_after_an_election_every_lease_and_place_begins_again(seconds: float, si
 
 
 def test_the_order_of_arrival() -> None:
-    """P5: who came at the same time keeps its place; who has waited longest stands first, and moves up when it says
-    so."""
+    """P5: A waiter that came at the same time keeps its place. The waiter with the longest wait stands first, and moves
+    up when it asks again."""
     key = Key()
     for grant in "hab":
         key.ask(0, grant)
@@ -295,7 +297,7 @@ def test_the_order_of_arrival() -> None:
 
 @pytest.mark.parametrize(("waiters", "queue"), [(1, "a"), (2, "a"), (5, "a"), (6, "ab")])
 def test_a_queue_that_is_full(waiters: int, queue: str) -> None:
-    """Those who stand behind an entry count; who resumes a lock needs no room."""
+    """Waiters behind an entry count against the limit. A caller that resumes a lock needs no room."""
     key = Key(Limits(waiters=waiters))
     for grant in "ha":
         key.ask(0, grant)
@@ -307,7 +309,8 @@ def test_a_queue_that_is_full(waiters: int, queue: str) -> None:
 
 
 def test_who_resumes_a_reader_stands_at_the_head() -> None:
-    """F49: also while other readers hold the lock, and although it waits already; not if the former is gone."""
+    """F49: A resumed reader stands at the head, even if other readers hold the lock or it already waits. If the former
+    grant is gone, it does not."""
     key = Key()
     for grant in "pq":
         key.ask(0, grant, READING)
@@ -317,12 +320,12 @@ def test_who_resumes_a_reader_stands_at_the_head() -> None:
     assert (key.holders, key.queue) == ("pq", "wr")
     key.ask(1, "r", READING, remove=("p",), resumes=True)
     assert (key.holders, key.queue) == ("qr", "w")
-    key.ask(2, "x", READING, remove=("q",))  # a hand-over: it stands behind those who came before it
+    key.ask(2, "x", READING, remove=("q",))  # a hand-over stands behind earlier waiters
     assert (key.holders, key.queue) == ("r", "wx")
 
 
 def test_what_is_done_is_not_done_again() -> None:
-    """F15, F17: a copy of the command for what holds the lock, or has a tombstone."""
+    """F15, F17: A repeated command changes nothing if its grant holds the lock or has a tombstone."""
     key = Key()
     key.ask(0, "h")
     key.ask(1, "h")
@@ -335,7 +338,7 @@ def test_what_is_done_is_not_done_again() -> None:
 
 
 def test_a_trial_leaves_nothing_in_the_queue() -> None:
-    """And takes out what it finds there, and nobody else."""
+    """A trial leaves nothing in the queue. Only its own entry is removed from there."""
     key = Key()
     for grant in "hab":
         key.ask(0, grant)
@@ -347,7 +350,7 @@ def test_a_trial_leaves_nothing_in_the_queue() -> None:
 
 
 def test_a_request_is_written_to_its_holder_only() -> None:
-    """By whom and when."""
+    """The request is written with its author and its time."""
     key = Key()
     for grant in "ab":
         key.ask(0, grant, READING)
@@ -360,7 +363,7 @@ def test_a_request_is_written_to_its_holder_only() -> None:
 
 
 def test_only_who_asks_is_given_a_whole_lease() -> None:
-    """Its holder sees the answer; another one holds the lock for as long as its place was good for."""
+    """A holder that sees the answer gets a whole lease. Another one holds the lock as long as its place was good."""
     key = Key()
     for grant in "habc":
         key.ask(0, grant, READING if grant in "ab" else TERMS)
@@ -370,7 +373,7 @@ def test_only_who_asks_is_given_a_whole_lease() -> None:
 
 
 def test_no_more_than_the_largest_number_hold_a_key() -> None:
-    """Whatever its capacity; each counts by its weight."""
+    """The number of holders is limited, whatever the capacity. Each holder counts by its weight."""
     for heavy, holders in ((MAX_HOLDERS - 1, "ab"), (MAX_HOLDERS, "a"), (MAX_HOLDERS + 1, "")):
         key = Key()
         key.ask(0, "a", Terms("semaphore", UNLIMITED, weight=heavy))
@@ -379,7 +382,7 @@ def test_no_more_than_the_largest_number_hold_a_key() -> None:
 
 
 def test_modes_do_not_mix() -> None:
-    """Also where there is room; and who is of another mode blocks those behind it."""
+    """Modes do not mix, even if there is room. A waiter of another mode blocks those behind it."""
     key = Key()
     for grant, terms in (("a", READING), ("b", Terms("semaphore", 9)), ("c", READING)):
         key.ask(0, grant, terms)
@@ -409,7 +412,7 @@ def test_what_the_filters_find() -> None:
 
 
 def test_what_the_reply_says() -> None:
-    """Who holds the lock, until when the first of them does, how many wait, and whom the command has granted it to."""
+    """The reply names the holder, the first end of a lease, the number of waiters, and the grants of this command."""
     key = Key()
     key.ask(0, "p", replace(READING, owner="bob"))
     key.ask(1, "q", READING)

@@ -1,4 +1,4 @@
-"""One process and its locks: kept alive, reported when lost, never the child's, and free when the process is gone."""
+"""The locks of one process are kept alive, reported when lost, never the child's, and free when the process is gone."""
 
 import gc
 import os
@@ -46,8 +46,8 @@ NOW = datetime.now(UTC)
 
 
 def test_documents_that_are_gone_are_a_loss_at_the_next_beat(here: Here) -> None:
-    """F144, F6: a collection that was dropped or restored holds no lock. A primary that was left behind may lack the
-    document, but cannot make it again: so that is done before what is missing counts."""
+    """F144, F6: A dropped or restored collection holds no lock. A primary that was left behind may lack the document,
+    and cannot make it again. The session therefore makes the document before a missing grant counts."""
     mine = here.lock(terms=CALM).acquire()
     here.collection.delete_many({})
     assert mine.held
@@ -58,7 +58,8 @@ def test_documents_that_are_gone_are_a_loss_at_the_next_beat(here: Here) -> None
 
 
 def test_indexes_that_are_gone_come_back(here: Here) -> None:
-    """F144: at the next use of a new key, where the user has the right to make them; looked for once in a minute."""
+    """F144: Missing indexes are made at the next use of a new key, if the user has the right. The check comes once in a
+    minute."""
     assert isinstance(here.session.store, MongoStore)
     here.collection.drop_indexes()
     here.lock("new").acquire().release()
@@ -69,7 +70,8 @@ def test_indexes_that_are_gone_come_back(here: Here) -> None:
 
 
 def test_a_lock_where_no_thread_can_be_started(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F144: a container has a limit to its threads, and an interpreter that ends starts none. The lock was granted."""
+    """F144: A lock is granted although no thread can be started. A container limits its threads, and an ending
+    interpreter starts none."""
     assert isinstance(here.session.store, MongoStore)
     here.lock("known").acquire().release()
     here.session.store.indexes.looked -= 61
@@ -92,7 +94,7 @@ def test_a_lock_where_no_thread_can_be_started(here: Here, monkeypatch: pytest.M
 def test_a_heartbeat_that_cannot_be_started(
     here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: str, is_told: bool
 ) -> None:
-    """F144, P7: the log says that no lease is renewed, unless the interpreter ends; the next lock tries it again."""
+    """F144, P7: The log says that no lease is renewed, unless the interpreter ends. The next lock tries again."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -117,7 +119,7 @@ def test_a_heartbeat_that_cannot_be_started(
 def test_the_heartbeat_survives_an_exception(
     here: Here, hold_up: HoldUp, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    """F35: it is logged, and the renewals go on."""
+    """F35: The exception is logged, and the renewals go on."""
     part, name = (here.session.store, "renew") if what == "a renewal" else (here.session.heartbeat, "next_due")
     gate = hold_up(part, name).fail(RuntimeError("once"))
     with here.lock(terms=CALM) as mine:
@@ -128,7 +130,7 @@ def test_the_heartbeat_survives_an_exception(
 
 
 def test_a_dead_heartbeat_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F35: the next grant finds it dead and starts another."""
+    """F35: The next grant finds the heartbeat dead and starts another."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
     def die(*_: object, **__: object) -> None:
@@ -149,8 +151,8 @@ def test_a_dead_heartbeat_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long
 def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, hold_up: HoldUp) -> None:
-    """F33: the same thread takes it again, reentrant, before the heartbeat has given it back: it gets a grant of its
-    own, which the heartbeat does not take away with the forgotten one."""
+    """F33: The same thread takes a forgotten reentrant lock again before the heartbeat has released it. The thread gets
+    a grant of its own, and the heartbeat does not take that away with the forgotten one."""
     gate = hold_up(here.session.heartbeat, "adopt")
     forgotten = here.lock(reentrant=True).acquire()
     token = forgotten.fencing_token
@@ -165,7 +167,7 @@ def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, hold_up: Hol
 
 
 def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P7: the heartbeat may look at any moment; a grant that was only just given is not lost to it."""
+    """P7: The heartbeat may look at any moment. A new grant never looks lost."""
     seen: list[tuple[State, float]] = []
 
     class Watched(Grant):
@@ -184,7 +186,7 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
 def test_a_session_that_is_closed_while_a_lock_is_granted(
     lock: LockMaker, session: Session, other: LockMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1, F161: closing removes what is being asked for. The answer that grants it comes after that: it is not held."""
+    """P1, F161: Closing removes a requested grant. An answer that grants it later does not make it held."""
     acquired = session.note_granted
 
     def late(grant: Grant, granted: Granted) -> None:
@@ -203,8 +205,8 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
 
 
 def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: an exception raised by a signal handler must not strike inside the driver, and handlers run in the main
-    thread. Whatever other threads send they send themselves."""
+    """F29: An exception of a signal handler must not strike inside the driver, and handlers run in the main thread.
+    Other threads send their commands themselves."""
     senders: list[int] = []
     send = here.session.commands.send
 
@@ -236,7 +238,8 @@ def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.Mo
 def test_the_main_thread_sends_nothing_for_what_has_no_session(
     store: MongoStore, do: Callable[[MongoStore], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F29: what is done to all locks, and what is read of them. What monitors know of the request comes along."""
+    """F29: Commands for all locks and reads of locks run outside the main thread. Context variables of monitors come
+    along."""
     senders, bounded, request = set[tuple[int, str]](), store.bounded, ContextVar("request", default="none")
 
     def watched(timeout: float) -> Any:
@@ -252,7 +255,7 @@ def test_the_main_thread_sends_nothing_for_what_has_no_session(
 
 
 def test_what_is_done_to_many_is_interrupted(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: only its commands are sent by another thread. A signal that ends the loop leaves the other locks alone."""
+    """F29: Only the commands are sent by another thread. A signal that ends the loop leaves the other locks alone."""
     stops = Mock(side_effect=lambda *_, **__: threading.current_thread() is threading.main_thread())
     monkeypatch.setattr(operations, "force_release", stops)
     holder = {"grant": "g", "owner": "o", "until": datetime(2999, 1, 1, tzinfo=UTC)}
@@ -262,7 +265,7 @@ def test_what_is_done_to_many_is_interrupted(store: MongoStore, monkeypatch: pyt
 
 
 def test_the_main_thread_closes_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: also where what is read is not read to its end."""
+    """F29: The main thread closes no cursor, even if the cursor is not read to its end."""
     closers = list[bool]()
 
     class Cursor(list[Document]):
@@ -279,7 +282,8 @@ def test_the_main_thread_closes_no_cursor(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_signal_leaves_no_time_limit(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: the main thread asks for the collection of a document lock; what it sends later has its own time."""
+    """F29: The main thread asks for the collection of a document lock, and a signal strikes. Later commands have their
+    own time limit."""
 
     def struck(seconds: float) -> None:
         _csot.DEADLINE.set(0.0)
@@ -293,7 +297,7 @@ def test_a_signal_leaves_no_time_limit(collection: Collection[Document], monkeyp
 
 @pytest.mark.witness
 def test_the_key_of_a_killed_holder_is_free_within_its_lease(here: Here) -> None:
-    """F27: and a waiter gets it then, not when its place in the queue is renewed."""
+    """F27: A waiter gets the key at the end of the lease, not at the renewal of its place in the queue."""
     with processes(1, "hold", here.collection.name, 2) as (holder,):
         token = holder.hear()["token"]
         holder.send(signal.SIGKILL)
@@ -306,7 +310,7 @@ def test_the_key_of_a_killed_holder_is_free_within_its_lease(here: Here) -> None
 
 @pytest.mark.long
 def test_a_stopped_holder_wakes_up_without_the_lock(lock: LockMaker, collection: Collection[Document]) -> None:
-    """F26, F28: `held` is false at once, the block ends in LockLost, and the token it has is smaller than ours."""
+    """F26, F28: `held` is false at once, the block ends in LockLost, and its token is smaller than the next one."""
     with processes(1, "paused", collection.name) as (holder,):
         token = holder.hear()["token"]
         holder.send(signal.SIGSTOP)
@@ -320,7 +324,7 @@ def test_a_stopped_holder_wakes_up_without_the_lock(lock: LockMaker, collection:
 
 
 def test_a_session_may_fork_while_it_is_made(config: StoreConfig) -> None:
-    """What a driver imports may look for libraries with a program; under gevent, starting one is a fork of Python."""
+    """The driver may start a program to find a library, and starting one is a fork of Python under gevent."""
 
     def make() -> Session:
         Sessions._before_fork()
@@ -350,9 +354,10 @@ def test_threads_that_come_first_together_get_one_session(config: StoreConfig) -
 def test_clones_have_grants_of_their_own(
     new_session: Callable[..., Session], face: Face, entries: Entries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F79, F17, P1: a virtual machine was paused, copied, and goes on twice. All in memory is the same in both, the
-    session's id and the state of `random` too; what the system gives (`os.urandom`) is not. No grant is taken for that
-    of the clone, nor refused by its tombstone. (That a clone believes in what it held before is the limit of P9.)"""
+    """F79, F17, P1: A virtual machine was paused, copied, and goes on twice. Both have the same memory, the same
+    session id and the same state of `random`. Only values of the system (`os.urandom`) differ. No grant is taken for
+    that of the clone, or refused by its tombstone. (A clone believes in the locks that it held before. This is the
+    limit of P9.)"""
     with monkeypatch.context() as patch:
         patch.setattr(secrets, "token_hex", lambda length=32: "5a" * length)
         clones = new_session(), new_session()

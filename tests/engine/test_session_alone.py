@@ -1,4 +1,4 @@
-"""What the parts of a session promise by themselves: without a server, and mostly without a thread."""
+"""The promises of the parts of a session by themselves, without a server, and mostly without a thread."""
 
 import _thread
 import asyncio
@@ -63,12 +63,12 @@ NOW = 100.0
 
 
 def grant(name: str = "g", **how: Any) -> Grant:
-    """One that is asked for at `NOW`, which is also the time."""
+    """Return a grant that is asked for at `NOW`, the current time."""
     return Grant(Acquisition("k", name, TERMS), worker=None, auto_renew=True, now=lambda: NOW, **how)
 
 
 def held(name: str = "g", **how: Any) -> Grant:
-    """One that is held, and was reported to be."""
+    """Return a grant that is held, and was reported as held."""
     one = grant(name, **how)
     one.mark_held(Granted(7, None, NOW + 50, NOW))  # type: ignore[arg-type]
     one.reporting.reported = "acquired"
@@ -104,8 +104,8 @@ def enter(lanes: Lanes[Any], *calls: Any) -> None:
     ],
 )
 def test_whether_a_call_may_begin(running: tuple[float, ...], first: object, second: object) -> None:
-    """F110: at most so many quick ones, and so many with the slow ones, each lane its share; else it is said when the
-    first of those that are made becomes slow."""
+    """F110: The numbers of quick calls and of slow calls are limited. Each lane has its share. If no call may begin,
+    the answer says when the first running call becomes slow."""
     for priority, expected in enumerate((first, second)):
         lanes: Lanes[Any] = Lanes(4, 8, (1.0, 0.5))
         lanes.running = {call(): began for began in running}
@@ -118,7 +118,7 @@ def test_whether_a_call_may_begin(running: tuple[float, ...], first: object, sec
 
 
 def test_two_calls_of_a_key_and_those_behind_them() -> None:
-    """F110: they wait for their key, the more urgent ones first; of a key that is over nothing is kept."""
+    """F110: Calls wait for their key, the more urgent ones first. Nothing is kept of a key without calls."""
     lanes: Lanes[Any] = Lanes(8, 8, (1, 1))
     calls = [call("k"), call("k"), call("k", 1), call("k"), call("k"), call("other"), call()]
     taken_back = calls[4]
@@ -154,7 +154,7 @@ def test_two_calls_of_a_key_and_those_behind_them() -> None:
     ],
 )
 def test_with_whom_a_result_is_shared(asks: object, result: object, shared: list[str]) -> None:
-    """F110: a refusal, with those who asked the same, of the same key, before it was begun."""
+    """F110: A refusal is shared with callers that asked the same of the same key before the call began."""
     lanes: Lanes[Any] = Lanes(8, 8, (1, 1))
     two = [call("k", same=asks) for _ in range(2)]
     others = {
@@ -188,7 +188,7 @@ def test_with_whom_a_result_is_shared(asks: object, result: object, shared: list
 def test_when_a_call_comes_too_late(
     timeout: float | None, after: float, left: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F67: when too little of its timeout is left, it is its owner's to take it back."""
+    """F67: A call with too little of its timeout left is left to its owner to withdraw."""
     moment, given = [NOW], list[Any]()
     note: Any = given.append
     monkeypatch.setattr(time, "monotonic", lambda: moment[0])
@@ -205,7 +205,7 @@ def test_when_a_call_comes_too_late(
 
 
 def test_a_call_is_taken_back_once() -> None:
-    """F36: and its owner is told; nothing is, of one that has begun."""
+    """F36: A call that has not begun is withdrawn, and its owner is told. A call that has begun is not."""
     told, lane = list[str](), OrderedDict[Any, None]()
     for begun in (False, True):
         one = Call(lambda left: None, priority=0, on_withdrawn=lambda: told.append("told"))
@@ -220,7 +220,8 @@ def test_a_call_is_taken_back_once() -> None:
 
 
 def test_what_a_blocking_call_brings() -> None:
-    """F67: its result or its error; when its time is over, it is not begun, or it has a moment more to end."""
+    """F67: A call brings its result or its error. After its time, a call is not begun. A call that has begun gets a moment
+    more."""
     one: Blocking[Any] = Blocking(lambda left: 5, 3.0, priority=0)
     one.begin()
     assert one.wait(0.0) == 5
@@ -243,7 +244,7 @@ def test_what_a_blocking_call_brings() -> None:
 
 @pytest.mark.parametrize(("begun", "done"), [(False, False), (True, False), (True, True)])
 async def test_what_an_awaited_call_brings(begun: bool, done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F67: the same, when its time is over."""
+    """F67: An awaited call that is late is not begun, or gets a moment more."""
     later, one = list[Any](), Awaited[Any](lambda left: 5, 3.0, priority=0)
     monkeypatch.setattr(one, "loop", SimpleNamespace(call_later=lambda *given: later.append(given)))
     if begun:
@@ -261,12 +262,12 @@ async def test_what_an_awaited_call_brings(begun: bool, done: bool, monkeypatch:
             await one.future
 
 
-# How a call finds a thread
+# The way of a call to a thread
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What threads were to do that are not started."""
+    """Return the work of the threads that were started. The threads do not run."""
     begun = list[Any]()
     monkeypatch.setattr(_thread, "start_new_thread", lambda work, arguments: begun.append(work))
     return begun
@@ -288,7 +289,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_when_a_thread_is_started(  # noqa: PLR0917
     idle: int, waits: int, there: int, slow: int, starts: bool, started: list[Any]
 ) -> None:
-    """F110: while fewer are idle than calls wait, up to the bounds."""
+    """F110: A thread is started while fewer threads are idle than calls wait, up to the bounds."""
     threads = WorkerThreads(2, 5, shares=(1, 1))
     threads._idle, threads._unstarted, threads._lanes.slow = [None] * idle, [None] * (5 - there), slow
     enter(threads._lanes, *(call(priority=number % 2) for number in range(waits)))
@@ -299,7 +300,7 @@ def test_when_a_thread_is_started(  # noqa: PLR0917
 
 @pytest.mark.parametrize(("error", "passes"), [(RuntimeError, False), (KeyboardInterrupt, True)])
 def test_a_thread_that_cannot_be_started(error: type[BaseException], passes: bool, monkeypatch: Any) -> None:
-    """F144: it may be tried again; what a signal handler raises there reaches the caller."""
+    """F144: A thread that cannot be started may be tried again. An error of a signal handler reaches the caller."""
 
     def refuse(*_: object) -> None:
         raise error
@@ -318,7 +319,7 @@ def test_a_thread_that_cannot_be_started(error: type[BaseException], passes: boo
 
 @pytest.mark.parametrize(("watched", "idle", "woken"), [(1, 0, True), (1, 1, False), (0, 0, False), (0, 1, False)])
 def test_who_is_woken_for_a_call(watched: int, idle: int, woken: bool, started: list[Any]) -> None:
-    """F159: an idle thread; where none is, the one that watches the calls that are made."""
+    """F159: A call wakes an idle thread. Without one, it wakes the thread that watches the running calls."""
     threads = WorkerThreads(2)
     threads._watched, threads._idle = bool(watched), [None] * idle
     for _ in range(2):  # woken twice is no error
@@ -334,8 +335,8 @@ def test_who_is_woken_for_a_call(watched: int, idle: int, woken: bool, started: 
 def test_a_thread_that_serves(
     watched: bool, pause: float | None, returned: float | None, waits: tuple[int, ...], started: list[Any]
 ) -> None:
-    """F159: it makes what calls there are, has another thread look meanwhile if calls wait and nobody watches, and is
-    the one that watches if nobody is."""
+    """F159: A serving thread makes the calls there are. If calls wait and no thread watches, another thread is started
+    to watch. If there are no calls and no thread watches, the serving thread watches."""
     threads, made = WorkerThreads(4, shares=(1, 1)), list[object]()
     one = Call(lambda left: made.append("made"), priority=0)
     follow: Any = iter([(one, None), (None, pause)])
@@ -352,7 +353,7 @@ def test_a_thread_that_serves(
 
 
 def test_a_result_is_passed_on(started: list[Any]) -> None:
-    """F110: to the calls that asked the same."""
+    """F110: A result is passed on to calls that asked the same."""
     threads, known = WorkerThreads(4), list[Any]()
     other = Call(lambda left, **given: known.append(given), priority=0)
     follow: Any = iter([(Call(lambda left: "refused", priority=0), None), (None, None)])
@@ -363,7 +364,8 @@ def test_a_result_is_passed_on(started: list[Any]) -> None:
 
 
 def test_a_thread_that_watches(started: list[Any]) -> None:
-    """F159: it looks again when the first of the calls becomes slow, or when it is woken; then another one may."""
+    """F159: A watching thread looks again when the first call becomes slow, or when it is woken. Another thread may
+    watch afterwards."""
     threads, seen = WorkerThreads(4), list[object]()
     pauses: Any = iter([0.25, None, None])
 
@@ -380,7 +382,7 @@ def test_a_thread_that_watches(started: list[Any]) -> None:
 
 
 def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
-    """F108: what was entered before the end is made, and the next thread is told."""
+    """F108: A call entered before the end is made, and the next thread is told to end."""
     threads, made, given = WorkerThreads(2), list[str](), list[bool]()
 
     class Tickets:
@@ -400,7 +402,8 @@ def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
 
 
 def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) -> None:
-    """F108: nothing says that it was not made; also where they are closed just then, with threads that have ended."""
+    """F108: A caller makes its call itself, also if the threads are closed just then or have ended. No withdrawal is
+    reported."""
     told, ends = list[str](), WorkerThreads(2)
     ends._unstarted.pop()
 
@@ -418,7 +421,8 @@ def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) ->
 
 
 def test_calls_that_a_thread_makes_itself(started: list[Any]) -> None:
-    """F110: of a key, while no other waits for it, and fewer than two are under way."""
+    """F110: A thread makes a call for a key itself if no other call waits for the key and fewer than two are under
+    way."""
     threads = WorkerThreads(4)
     assert [threads.begin_own("k") for _ in range(3)] == [True, True, False]
     assert threads.begin_own(None)
@@ -434,7 +438,7 @@ def test_calls_that_a_thread_makes_itself(started: list[Any]) -> None:
 
 
 async def test_a_coroutine_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that is over is forgotten then, not when its time would be over; without a limit there is no timer."""
+    """A call that is over is forgotten at once, not at its time limit. Without a limit there is no timer."""
     loop, threads, timers = asyncio.get_running_loop(), WorkerThreads(1), list[Any]()
     call_later = loop.call_later
 
@@ -456,7 +460,7 @@ async def test_a_coroutine_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Locks:
-    """What takes the place of `threading`: a lock that is waited for is free at once."""
+    """A substitute for `threading` with locks that are free as soon as a caller waits for them."""
 
     TIMEOUT_MAX = 1000.0
 
@@ -469,7 +473,8 @@ class Locks:
 
 @pytest.mark.parametrize(("seconds", "waited"), [(3.0, 3.0), (FOREVER, 1000.0)])
 def test_how_long_a_thread_sleeps(seconds: float, waited: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: as long as it wants to, but no longer than a lock can be waited for; not at all if it was woken before."""
+    """P5: A thread sleeps as long as it wants, up to the longest wait of a lock. If it was woken before, it does not
+    sleep."""
     locks, wakeup = Locks(), Wakeup()
     monkeypatch.setattr(wakeups, "threading", locks)
     wakeup.wait(seconds)
@@ -480,7 +485,7 @@ def test_how_long_a_thread_sleeps(seconds: float, waited: float, monkeypatch: py
 
 
 def test_a_thread_is_woken_twice() -> None:
-    """P5: by whom it does not matter."""
+    """P5: A thread may be woken twice, by anyone."""
     wakeup = Wakeup()
 
     def wake() -> None:
@@ -497,7 +502,7 @@ def test_a_thread_is_woken_twice() -> None:
 
 
 async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: like a thread, and it may be woken twice; none sleeps longer than a day, and then it looks again."""
+    """P5: A coroutine sleeps like a thread, and may be woken twice. Neither sleeps longer than a day without a look."""
     loop, wakeup, seen = asyncio.get_running_loop(), Wakeup(), list[Any]()
 
     def twice(wake: Callable[[], None]) -> None:
@@ -525,7 +530,7 @@ async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_waiter_of_a_closed_loop_is_woken() -> None:
-    """F116: for nobody: that is no error of who wakes it."""
+    """F116: A waiter of a closed loop is woken without an error."""
     wakeup, loop = Wakeup(), asyncio.new_event_loop()
     wakeup._future = loop.create_future()
     loop.close()
@@ -533,11 +538,11 @@ def test_a_waiter_of_a_closed_loop_is_woken() -> None:
     assert wakeup._woken
 
 
-# What is reported
+# Reports
 
 
 class Told(Notifications):
-    """What is told, and by whom. The threads make their calls when they are asked to."""
+    """Notifications that record each report and its thread. The threads make their calls on demand."""
 
     def __init__(self, *, ended: bool = False) -> None:
         self.told, self.calls = list[tuple[str, bool]](), list[Callable[[], object]]()
@@ -550,7 +555,7 @@ class Told(Notifications):
         return not self.ended
 
     def make(self) -> list[tuple[str, bool]]:
-        """Make the calls; return what was told, and whether it was so."""
+        """Make the calls, and return each report with whether a call made it."""
         self.inside = True
         while self.calls:
             self.calls.pop(0)()
@@ -575,8 +580,8 @@ class Owner:
 def test_what_is_told_of_an_end(
     reason: str, noticed: bool, told: list[str], level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P7: a loss, but not the close of its session, is warned of, and its callback is called, once. What the session
-    has noticed is told by a thread."""
+    """P7: A loss is logged as a warning and calls its callback once. The end of a session is not a loss. A loss that
+    the session noticed is reported by a thread."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     owner, notifications = Owner(), Told()
     one = held()
@@ -597,7 +602,8 @@ def test_what_is_told_of_an_end(
 
 @pytest.mark.parametrize(("in_threads", "ended", "at_once"), [(True, False, 0), (False, False, 1), (True, True, 1)])
 def test_who_tells_that_a_release_is_requested(in_threads: bool, ended: bool, at_once: int) -> None:
-    """P7: once, and only while it is held; by a thread if there is one, and each lock object that lives is called."""
+    """P7: A release request is reported once, and only while the lock is held. A thread reports it if there is one, and
+    calls each living lock object."""
     owner, gone, notifications = Owner(), Owner(), Told(ended=ended)
     notifications.in_threads = in_threads
     calls: Any = {"on_release_requested": lambda lock: notifications.told.append((type(lock).__name__, True))}
@@ -622,7 +628,8 @@ def test_who_tells_that_a_release_is_requested(in_threads: bool, ended: bool, at
 
 
 def test_what_is_told_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """P7: that it is contended, once, if another has it; and its end, once; with the holder rather than a token."""
+    """P7: Contention is reported once if another caller holds the lock. The end of the wait is reported once. The
+    report names the holder, not a token."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     notifications, free, busy, first = Told(), grant("free"), grant("busy"), grant("first")
     busy.reporting.busy, busy.reporting.held_by = True, "ann"
@@ -655,7 +662,10 @@ def test_what_is_told_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Parts:
-    """What waits and commands see of a session. events: what they had done there."""
+    """The part of a session that waits and commands use.
+
+    - events: the calls made to it.
+    """
 
     id = "s"
 
@@ -707,8 +717,8 @@ def waits(*grants: Grant) -> Any:
 def test_how_long_a_pause_is(
     timer: float, reserved: bool, hears: str, seconds: float, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F44: until its timer. A hand-over is soon there. A waiter for whom nothing listens or looks asks by itself. Bells
-    are listened for, but not by those in line, because no bell would wake them."""
+    """F44: A pause lasts until its timer. A hand-over is soon there. A waiter for whom nothing listens or looks asks by
+    itself. A pause in line listens for no bells, because no bell would end it."""
     monkeypatch.setattr("random.uniform", lambda low, high: high)
     one = grant()
     one.waiting.handover_reserved = reserved
@@ -725,7 +735,7 @@ def test_how_long_a_pause_is(
 
 @pytest.mark.parametrize(("back_by", "then"), [(FOREVER, NOW + CANCELLED_WITHIN), (NOW + 0.5, NOW + 0.5)])
 def test_a_cancelled_wait_is_back_soon(back_by: float, then: float) -> None:
-    """F36: it ends at once, and what takes it out of the queue gets no more time than that."""
+    """F36: A cancelled wait ends at once. The command that removes it from the queue gets no longer time limit."""
     one = grant()
     one.waiting.back_by = back_by
     waits(one).cancel(one)
@@ -733,7 +743,8 @@ def test_a_cancelled_wait_is_back_soon(back_by: float, then: float) -> None:
 
 
 def test_a_bell_that_requests_a_release() -> None:
-    """P7: the lock is looked at, at once, and again if that is being done; of what is not known nothing is."""
+    """P7: A release request makes the lock due at once, and again if it is being renewed. A bell for an unknown grant
+    does nothing."""
     one = held()
     each = waits(one)
     one.lease.renew_at = NOW + 40
@@ -745,8 +756,7 @@ def test_a_bell_that_requests_a_release() -> None:
 
 
 def test_a_bell_that_tells_of_a_grant() -> None:
-    """P8, F28: it wakes the one that waits for it, and nobody else; one of an earlier grant, which comes late, is no
-    news."""
+    """P8, F28: A bell wakes only the waiter of its grant. A late bell of an earlier grant is no news."""
     one = grant()
     each = waits(one)
     each.hear(Bell("s", "another", News(5, datetime.now(UTC))))
@@ -759,7 +769,8 @@ def test_a_bell_that_tells_of_a_grant() -> None:
 
 @pytest.mark.parametrize("state", ["nothing", "waits", "asks to be told", "not all ask to be told"])
 def test_when_bells_concern_a_session(state: str) -> None:
-    """P8: while it waits for something, or one of its holders is to be told of a request."""
+    """P8: Bells concern a session while it waits for a grant, or while one of its holders is to be told of a
+    request."""
     asks, silent = ((User(weakref.ref(Owner()), {name: print}),) for name in ("on_release_requested", "on_lost"))
     first, second = held("a"), held("b")
     second.users = silent
@@ -771,7 +782,7 @@ def test_when_bells_concern_a_session(state: str) -> None:
 
 @pytest.mark.parametrize("awaited", [False, True])
 async def test_what_a_pause_does(awaited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P7: it reports that the lock is contended, sleeps, and says what is known then; in a closed session, nothing."""
+    """P7: A pause reports contention, sleeps, and returns the known facts. In a closed session it returns nothing."""
     one: Any = grant()
     each, slept = waits(one), list[float]()
 
@@ -807,7 +818,7 @@ async def test_what_a_pause_does(awaited: bool, monkeypatch: pytest.MonkeyPatch)
 def test_a_listener_has_one_thread(
     thread: bool | None, closed: bool, there: bool, starts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F44: while one lives there is no other; one that has died is replaced; a closed one has none."""
+    """F44: While one listener thread lives, there is no other. A dead one is replaced. A closed listener has none."""
     session: Any = Parts()
     listener: Any = Listener(session, session)
     listener._thread = None if thread is None else SimpleNamespace(is_alive=lambda: thread)
@@ -832,7 +843,7 @@ def test_a_listener_has_one_thread(
 
 
 def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F144, P7: the log says once that waiters look at intervals, and the next pause tries it again."""
+    """F144, P7: The log says once that waiters poll, and the next pause tries to start the listener again."""
     session: Any = Parts()
     listener = Listener(session, session)
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
@@ -843,7 +854,8 @@ def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, capl
 
 
 def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
-    """P8: the bells, but not what says that the server is there; and none after that."""
+    """P8: A listener passes on bells while a caller waits, and none afterwards. Signs of life of the server are not
+    passed on."""
     session, heard = Parts(), list[object]()
     other: Any = SimpleNamespace(hear=heard.append, is_waited=lambda: not heard)
     session.listen = lambda name: (each for each in (name, None, "late"))  # type: ignore[attr-defined]
@@ -858,7 +870,7 @@ def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
 
 @pytest.mark.parametrize("came", [False, True])
 def test_a_listener_that_ends_while_somebody_comes(came: bool) -> None:
-    """P5: who has still seen its thread is heard for by another one."""
+    """P5: A caller that comes while the listener ends gets another listener."""
     session, started = Parts(), list[object]()
     listener: Any = Listener(session, session)  # type: ignore[arg-type]
     goes_on: Any = iter([False, came])
@@ -869,7 +881,7 @@ def test_a_listener_that_ends_while_somebody_comes(came: bool) -> None:
 
 
 def test_a_listener_that_is_closed_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: it does not wait for the end of its pause; else for that, and no longer."""
+    """P6: A closed listener does not wait for the end of its pause. An open one waits for the pause, and no longer."""
     session: Any = Parts()
     session.is_waited = session.look_at_queues = lambda: True
     listener: Any = Listener(session, session)
@@ -920,7 +932,8 @@ RELEASE_ONE = ReleaseUncontended(("k",), ("g",))
     ids=str,
 )
 def test_how_long_a_command_may_take(action: Action, back_by: float, seconds: float) -> None:
-    """F67: as long as its waiter may be away, and no longer than any; a hint for another one, a part of that."""
+    """F67: A command may take as long as its waiter may be away, up to the usual limit. A hint for another waiter gets
+    a part of that."""
     one = grant()
     one.waiting.back_by = back_by
     assert commands(one)._seconds_for(action) == pytest.approx(seconds)
@@ -941,7 +954,7 @@ def test_how_long_a_command_may_take(action: Action, back_by: float, seconds: fl
     ids=str,
 )
 def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, question: object) -> None:
-    """P6, F110: what lets others in goes first; only single tries of one kind may share an answer."""
+    """P6, F110: Releases go first, because they let others in. Only single tries of one kind may share an answer."""
     found = _question(action)
     assert _priority(action, None) == (RELEASE if is_release else REQUEST)
     assert (found is None) == (question is None)
@@ -954,7 +967,7 @@ def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, questio
     assert one.waiting.sent == first == (how["on_withdrawn"] is not None)
     assert how["same"] == (found if first else None)
     if first:
-        again = commands(one)._how_to_call(action)  # not the first command any more: what was sent once stays sent
+        again = commands(one)._how_to_call(action)  # a command that was sent once stays sent
         assert (again["same"], again["on_withdrawn"]) == (None, None)
         how["on_withdrawn"]()
         assert not one.waiting.sent
@@ -963,7 +976,7 @@ def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, questio
 @pytest.mark.parametrize(("waited", "said"), [(0.0, 0), (JUST_CAME / 2, 0), (0.25, 250), (JUST_CAME, 50)])
 @pytest.mark.parametrize("behind", [0, 2])
 def test_what_an_entry_says_of_its_arrival(waited: float, said: int, behind: int) -> None:
-    """P5, F69: for how long it has waited, unless it just came, and how many stand behind it."""
+    """P5, F69: An entry tells how long it has waited, unless it just came, and the number of waiters behind it."""
     one = grant()
     for began in (2.0**-10, NOW)[: 1 if waited == JUST_CAME else 2]:
         one.waiting.began, one.waiting.behind = began, behind
@@ -973,7 +986,8 @@ def test_what_an_entry_says_of_its_arrival(waited: float, said: int, behind: int
 
 
 def test_commands_that_are_closed() -> None:
-    """F170: the last ones have a short time, nothing is asked for any more, and a release goes on without its heir."""
+    """F170: The last commands have a short time limit, no acquisition is sent, and a release goes on without its
+    heir."""
     sent, each = list[Step](), commands(grant())
     note: Any = sent.append
     each._session.apply = lambda key, step, timeout: note(step) or Reply()
@@ -995,7 +1009,8 @@ def test_commands_that_are_closed() -> None:
 
 
 def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> None:
-    """F195, F161: the key was not free, and the client was closed before the second command: that is misuse, too."""
+    """F195, F161: The key was not free, and the client was closed before the second command. This counts as misuse,
+    too."""
     each = commands(grant())
     each._free_keys.guess = lambda _: True
     each._session.take_free = lambda *_: each.close(2.0)
@@ -1011,8 +1026,8 @@ def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> N
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("action", [ENTER, GIVE_UP])
 def test_a_step_that_is_sent(action: Apply, fails: bool) -> None:
-    """F17, F36: it has a number of its own; what adds an entry is noted as sent, and its outcome as unknown when there
-    is no answer. Other releases of that primary are safe then."""
+    """F17, F36: Each step has a number of its own. A step that adds an entry is noted as sent, and as unknown if there
+    is no answer. Other releases of that primary are confirmed then."""
     one, sent = grant(), list[tuple[Step, float]]()
     each = commands(one)
     confirmed = list[Any]()
@@ -1043,7 +1058,8 @@ def test_a_step_that_is_sent(action: Apply, fails: bool) -> None:
 
 
 def test_the_short_form_of_a_step() -> None:
-    """P8, F118: for a step that only adds, of a key that is probably free; a wrong guess costs the time it took."""
+    """P8, F118: The short form is used for a step that only adds, for a key that is probably free. A wrong guess costs
+    only its time."""
     one = grant()
     each, sent = commands(one), list[Any]()
     took = {"free": Reply(held=True), "busy": None}
@@ -1078,7 +1094,7 @@ def test_the_short_form_of_a_step() -> None:
 
 
 def test_what_is_remembered_of_a_release() -> None:
-    """F7, P8: of each key that was released its key is probably free, and an election may undo it."""
+    """F7, P8: Each released key is probably free. An election may undo its release."""
     each = commands()
     each._session.release_uncontended = lambda keys, grants, timeout: {"b"}
     assert each.send(ReleaseUncontended(("a", "b", "c"), ("g", "h", "i"))) == {"b"}
@@ -1102,7 +1118,8 @@ def test_what_is_remembered_of_a_release() -> None:
     ],
 )
 def test_what_an_answer_is_worth(reply: Reply, state: State, number: int, expected: tuple[Any, ...]) -> None:
-    """F62: a place in the queue, from before its own command was sent; a read, or the answer to another, nothing."""
+    """F62: An answer proves a place in the queue, counted from the sending of its command. A read or another command's
+    answer proves nothing."""
     one = grant()
     one.state, one.reporting.held_by = state, "ben"
     one.waiting.last_token, one.waiting.at_head = 5, 8
@@ -1115,7 +1132,8 @@ def test_what_an_answer_is_worth(reply: Reply, state: State, number: int, expect
 
 
 def test_the_next_of_a_line_is_queued() -> None:
-    """P5, F69: with the answer to that, or none where it failed; nobody where there is none, or its own is over."""
+    """P5, F69: The next of a line is queued with the answer to its command, or with none after a failure. If there is
+    no next one, or its wait is over, nobody is queued."""
     one, heir, finished = grant(), grant("heir"), list[Any]()
     each = commands(one, heir)
     each._session.reserve_handover = lambda _: heir
@@ -1143,7 +1161,8 @@ def test_the_next_of_a_line_is_queued() -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 async def test_who_sends_a_command(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F110, F29: this thread, unless it is the main thread or two of the key are under way. A pause is no command."""
+    """F110, F29: A thread sends its command itself, except the main thread, and while two commands of the key are under
+    way. A pause is no command."""
     each, done = commands(), list[Any]()
     note: Any = done.append
     each._session.begin_own = lambda key: own and not note(("begin", key))
@@ -1172,7 +1191,8 @@ async def test_who_sends_a_command(own: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_a_grant_that_is_held_from_now_on(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, seen_to: float, sees: bool, asks: bool
 ) -> None:
-    """P6, P7: the heartbeat looks in time, bells are listened for if a request is to be told, and nobody waits."""
+    """P6, P7: A new grant makes the heartbeat due in time, listens for bells if a release request is to be reported,
+    and ends the wait."""
     session, told, lock = memory.session, list[Any](), Owner()
     monkeypatch.setattr(session.heartbeat, "see_to", told.append)
     monkeypatch.setattr(session.waits, "listen", lambda: told.append("listen"))
@@ -1189,14 +1209,14 @@ def test_a_grant_that_is_held_from_now_on(
 
 
 def held_by_nobody(memory: Memory) -> Grant:
-    """A grant that waits."""
+    """Return a waiting grant."""
     one = new_grant(memory.session, memory.lock(), object())
     memory.session.queue.join(one, trial=False)
     return one
 
 
 def test_how_much_a_session_knows() -> None:
-    """P6: of all that is held, waited for or to be removed, so that a leak shows."""
+    """P6: The number of held, waiting and removed grants shows a leak."""
     session: Any = MemorySession(MemoryStore(MemoryServer(), Limits()))
     assert session.known == 0
     parts = session.registry.grants, session.registry.by_line, session.queue.waiting, session.queue.lines
@@ -1206,7 +1226,7 @@ def test_how_much_a_session_knows() -> None:
 
 
 def test_a_grant_that_has_ended_before_it_is_noted(memory: Memory) -> None:
-    """F169: nothing is known of it then, and its end is reported after its beginning."""
+    """F169: The grant is forgotten, and its end is reported after its beginning."""
     one = held_by_nobody(memory)
     memory.session.note_granted(one, Granted(7, datetime.now(UTC), NOW + 6_000, NOW))
     assert (memory.session.known, memory.session.registry._by_worker) == (0, {})
@@ -1216,8 +1236,8 @@ def test_a_grant_that_has_ended_before_it_is_noted(memory: Memory) -> None:
 
 
 def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: in which order, and for whom; a grant whose command may still arrive is removed, rather than released, and
-    its minimum hold lasts if it was held. A second end does nothing."""
+    """P6: The end of a session has a fixed order. A grant with a command that may still arrive is removed instead of
+    released. If it was held, its minimum hold lasts. A second end does nothing."""
     session, done = MemorySession(MemoryStore(MemoryServer(), Limits())), list[Any]()
     for part, name in (
         *((session.waits, "close"), (session.waits, "look"), (session.heartbeat, "close"), (session.heartbeat, "wake")),
@@ -1269,8 +1289,8 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a mutex that was taken while its process forked is not taken in the child; what the parent has made is
-    noted once, and neither taken for the child's nor closed by it, also where nobody was told of the fork."""
+    """F29: A mutex that was locked during a fork is free in the child. Objects of the parent are noted once, and the
+    child neither uses nor closes them. This holds even if no hook was told of the fork."""
     monkeypatch.setattr(PerProcess, "_all", weakref.WeakSet())
     monkeypatch.setattr(PerProcess, "_inherited", [])
     monkeypatch.setattr(PerProcess, "_mutex", PerProcess._mutex)
@@ -1314,7 +1334,7 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_all_sessions_send_first_and_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F185, P6: a second Ctrl-C at exit, or an error of one of them, costs no other session its release."""
+    """F185, P6: A second Ctrl-C at exit, or an error of one session, costs no other session its release."""
     monkeypatch.setattr(PerProcess, "_all", set[Any]())
     monkeypatch.setattr(Sessions, "_ended", None)
     done = list[str]()

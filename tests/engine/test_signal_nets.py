@@ -1,9 +1,8 @@
-"""Under everything lies a net that runs no Python: what a signal strikes there is given back all the same (F65, F29).
+"""Interrupted locks are released by a safety net that runs no Python (F65, F29).
 
-A signal handler runs between any two lines of Python in the main thread, and may raise there. So whatever gives back
-what somebody was struck over may be struck itself. `Strikes` does what no storm of signals does in a lifetime: it
-raises at one chosen event in the engine's Python, and then at every event after it, so that nothing is left but what
-the interpreter does by itself.
+A signal handler runs between any two lines of Python in the main thread, and may raise there. Code that releases an
+interrupted lock may therefore be interrupted itself. `Strikes` does more than any storm of signals. It raises at one
+chosen event in the engine's Python, and at every event after it. Only the interpreter's own work is left.
 """
 
 import asyncio
@@ -41,18 +40,21 @@ CALM = Terms(lease=600, margin=1, waiter_lease=600)
 
 
 class Struck(KeyboardInterrupt):
-    """What the signal handler raises. (An event loop logs what is neither that nor SystemExit, and goes on.)"""
+    """The exception of the signal handler. (An event loop logs other exceptions, except SystemExit, and goes on.)"""
 
 
 class SoftLimit(Exception):
-    """What Celery's handler raises: an Exception, which `except Exception` would catch."""
+    """The exception of Celery's handler. `except Exception` would catch it."""
 
 
 class Strikes:
-    """Raises Struck in this thread at event number *first* (a call or a line in the package), and at all after it.
+    """A tracer that raises Struck in this thread at an event (a call or a line in the package), and at all events after
+    it.
 
-    first: 0 for never. single: at that event only. only: names of the functions that are struck, if not all. with_:
-    what is raised instead of Struck; it is not caught at the end.
+    - first: the number of the event, 0 for never.
+    - single: whether to raise only at that event.
+    - only: the names of the functions to strike, or None for all.
+    - with_: the exception to raise instead of Struck, not caught at the end.
     """
 
     def __init__(
@@ -89,39 +91,42 @@ class Strikes:
         return self._trace
 
     def _can_be_struck(self, frame: FrameType, event: str) -> bool:
-        """Leaves out the line of a `with` statement, which comes again at its end, before the lock is given back: the
-        interpreter looks for signals only after calls and at jumps back, and there it has called nothing."""
+        """Return whether a signal could strike at this event.
+
+        The line of a `with` statement comes again at its end, before the release, and is left out. The interpreter
+        looks for signals only after calls and at jumps back. At that line it has called nothing.
+        """
         if event not in ("call", "line") or (self.only is not None and frame.f_code.co_name not in self.only):
             return False
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         return event == "call" or not line.lstrip().startswith(("with ", "async with "))
 
     def _resume(self, *_: object) -> None:
-        """The interpreter ends the tracing at whatever a trace function raises; a profile function goes on."""
+        """Restart the tracing. The interpreter ends it when a trace function raises, but a profile function goes on."""
         if self._blows and sys.gettrace() is None:
             sys.settrace(self._trace)
 
 
 def count_events(run: Callable[[], object], **options: Any) -> int:
-    """How many events there are in *run* where nothing strikes."""
+    """Return the number of events in *run* when nothing strikes."""
     with Strikes(0, **options) as quiet:
         run()
     return quiet.events
 
 
 def known(session: Session) -> str:
-    """What the session still knows of, in words; empty if nothing."""
+    """Describe the grants that the session still knows. The text is empty if there are none."""
     found = (session.registry.grants, session.queue.waiting, session.background.pending)
     return "; ".join([f"{session.known} known", *(repr(things) for things in found)]) if session.known else ""
 
 
 def held(collection: Collection[Document]) -> list[str]:
-    """The keys that somebody holds or waits for."""
+    """Return the keys with a holder or a waiter."""
     return [document["_id"] for document in collection.find() if document["holders"] or document["waiters"]]
 
 
 def nothing_is_left(session: Session, collection: Collection[Document], but: int = 0) -> bool:
-    """Is nothing known to the session any more, and no key held or waited for, *but* so many?"""
+    """Return whether the session knows no grant any more, and no key is held or waited for, except *but* keys."""
 
     def settled() -> bool:
         gc.collect()
@@ -146,8 +151,8 @@ TAKE: dict[str, Callable[[MongoLock], object]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("way", TAKE)
 def test_no_line_under_a_lock_that_is_dropped(here: Here, way: str) -> None:
-    """F65, F29: no Python runs where its object dies unreleased, nothing that a signal could strike: Python swallows
-    what is raised there. The heartbeat releases it."""
+    """F65, F29: No Python that a signal could strike runs where a lock object dies unreleased, because Python swallows
+    errors raised there. The heartbeat releases the lock."""
 
     def drop(key: str, strikes: Strikes) -> None:
         mine = [here.lock(key, terms=CALM)]
@@ -163,19 +168,19 @@ def test_no_line_under_a_lock_that_is_dropped(here: Here, way: str) -> None:
 
 @pytest.mark.long
 def test_a_lock_that_its_task_has_returned(session: Session, collection: Collection[Document]) -> None:
-    """P6: no signal is needed for this one: a task whose result is the lock has ended, and nobody has either of them.
-    What the session knows of its grants must keep neither alive."""
+    """P6: A task that returns its lock and has ended leaves nothing, without any signal. No reference to the task or
+    the lock is left, and the session must keep neither alive."""
     asyncio.run(make_lock(session, terms=CALM).aacquire())
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
-# A lock that somebody is struck over
+# A lock whose caller is struck
 
 
 @pytest.mark.long
 def test_what_strikes_reaches_the_caller(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
-    """F29: a task that takes and releases locks in a loop ends at its soft time limit, wherever in it that strikes: in
-    what is reported to receivers too, and where a lock object dies."""
+    """F29: A task that takes and releases locks in a loop ends at its soft time limit. The limit may strike anywhere,
+    also in a receiver or where a lock object dies."""
     session = new_session(observer=signal_sender("default"))
 
     def block(key: str) -> None:
@@ -199,8 +204,8 @@ def test_what_strikes_reaches_the_caller(new_session: Callable[..., Session], co
 
 
 def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, **options: Any) -> int:
-    """Run it with a key of its own and struck from each event on, until what was raised is forgotten, and with it all
-    that its frames had; return how often that was."""
+    """Run *run* with a key of its own, struck from each event on, until the errors and their frames are gone. Return
+    the number of runs."""
     times = 0
     for first in range(1, events + 1, step):
         with Strikes(first, **options) as strikes, contextlib.suppress(Struck, LockError):
@@ -209,7 +214,7 @@ def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, 
     return times
 
 
-#: Every event is struck alone; and from every third on, each that follows.
+#: Every event is struck alone. From every third event on, each following event is struck, too.
 WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="from there on")]
 
 
@@ -217,8 +222,8 @@ WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="fr
 @pytest.mark.parametrize(("options", "step"), WAYS)
 @pytest.mark.parametrize("waits", [False, True])
 def test_every_line_of_a_block(here: Here, waits: bool, options: dict[str, Any], step: int) -> None:
-    """F65, F29: a free lock is taken and given back, or is waited for in vain, struck at any line of it: no lock and no
-    place in a queue is left."""
+    """F65, F29: A free lock is taken and released, or is waited for in vain. If a signal strikes at any line of it, no
+    lock and no place in a queue is left."""
     theirs = here.other("theirs", terms=CALM).acquire()
 
     def block(key: str) -> None:
@@ -240,7 +245,8 @@ def test_every_line_of_a_block(here: Here, waits: bool, options: dict[str, Any],
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_hand_over(here: Here, options: dict[str, Any], step: int) -> None:
-    """F65, F29, F162: the lock is given back while another thread waits for it, struck at any line: it gets it."""
+    """F65, F29, F162: A lock is released while another thread waits for it. If a signal strikes at any line of it, the
+    thread gets the lock."""
 
     def give(key: str, strikes: Strikes) -> Waiter:
         mine = [make_lock(here.session, key, terms=CALM).acquire()]
@@ -263,8 +269,8 @@ def test_every_line_of_a_hand_over(here: Here, options: dict[str, Any], step: in
 
 @pytest.mark.long
 def test_a_hand_over_whose_giver_was_struck(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F65, F101: its command takes effect after the waiter was woken and has looked, and nothing passes the answer on:
-    the waiter looks again."""
+    """F65, F101: A struck giver's command takes effect after the waiter was woken and has looked. Nothing passes the
+    answer on, and the waiter looks again."""
     here.session.waits.listen()
     assert eventually(lambda: here.session.waits.listener.listening)
     mine = make_lock(here.session, terms=CALM).acquire()

@@ -1,4 +1,4 @@
-"""Where the engine meets PyMongo: which clock, which errors, how many commands, and what is removed."""
+"""The meeting of engine and PyMongo: clocks, errors, numbers of commands, and removals."""
 
 import traceback
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def election(mongo: MongoClient[Document]) -> str:
 def test_a_document_names_the_election_of_the_primary_that_wrote_it(
     store: MongoStore, mongo: MongoClient[Document], stored: Callable[..., Document]
 ) -> None:
-    """P4: every kind of command says by whose clock its times are."""
+    """P4: Every kind of command stores the election by whose clock its times are."""
     store.apply("k", ADD, 5)
     assert stored()["clock"] == election(mongo) != ""
     for call in (
@@ -45,7 +45,7 @@ def test_a_document_names_the_election_of_the_primary_that_wrote_it(
 def test_a_direct_connection_names_the_same_election(
     config: StoreConfig, mongo: MongoClient[Document], stored: Callable[..., Document]
 ) -> None:
-    """P4: where the driver makes no selection the name is still that of the server: one clock has one name."""
+    """P4: Without a selection by the driver, the name is still that of the server. One clock has one name."""
     host, port = mongo.primary or ("", 0)
     assert host
     direct = StoreConfig({"host": host, "port": port, "directConnection": True}, config.database, config.collection)
@@ -62,8 +62,9 @@ def test_a_direct_connection_names_the_same_election(
     "uri", ["w=1&readPreference=secondaryPreferred", "w=0", "retryWrites=false&readConcernLevel=local"]
 )
 def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, commands: Commands, uri: str) -> None:
-    """P3, F68: writes that are in the journals of the majority, majority reads from the primary, whatever the URI or
-    the replica set says, and for a release that may let others in. Each has a limit on the server."""
+    """P3, F68: Writes go to the journals of the majority, and reads come from the primary's majority, whatever the
+    URI or the replica set says. A release that may let others in is no exception. Each command has a limit on the
+    server."""
     client = {**config.client, "host": f"{mongo_uri}{'&' if '?' in mongo_uri else '/?'}{uri}"}
     store = MongoStore(StoreConfig(client, config.database, config.collection))
     assert store.apply("k", ADD, 5).held
@@ -85,7 +86,7 @@ def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, comma
 
 
 def told(error: BaseException) -> str:
-    """All that a log or an error page would show of an error."""
+    """Return the text that a log or an error page would show of an error."""
     return "\n".join([str(error), repr(error), repr(error.args), *traceback.format_exception(error)])
 
 
@@ -107,7 +108,8 @@ CALLS: dict[str, Callable[[MongoStore], object]] = {
 def test_an_unreachable_server_is_a_clear_error_in_time(
     call: Callable[[MongoStore], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F3, F57: bounded by the command's own limit, may pass, and shows neither password nor grant id."""
+    """F3, F57: The error comes within the command's own limit, may pass, and shows neither a password nor the id of a
+    grant."""
     monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.05)  # for so long the driver waits in any case
     store = MongoStore(StoreConfig({"host": f"mongodb://ann:{SECRET}@127.0.0.1:1/"}, "d"))
     with pytest.raises(LockBackendFailed, match=r"did not answer within 0\.1 s") as refusal:
@@ -120,7 +122,7 @@ def test_an_unreachable_server_is_a_clear_error_in_time(
 
 @pytest.mark.parametrize("host", [f"mongodb://ann:{SECRET}@", f"mongodb://ann:{SECRET}@h:x", f"http://{SECRET}"])
 def test_a_wrong_uri_is_a_clear_error_without_the_uri(host: str) -> None:
-    """F57: the driver's complaint may quote the URI; ours does not, and it is final."""
+    """F57: The driver's complaint may quote the URI. Our error does not, and is final."""
     store = MongoStore(StoreConfig({"host": host}, "d"))
     with pytest.raises(LockBackendFailed, match="connection settings are wrong") as refusal:
         store.apply("k", ADD, 0.1)
@@ -149,8 +151,8 @@ def test_a_wrong_name_of_the_database_is_no_outage(name: str) -> None:
 def test_what_the_server_refuses_is_reported_in_our_words(
     store: MongoStore, failpoint: Callable[..., None], *, code: int, name: str, words: str, passing: bool
 ) -> None:
-    """F14, F57: the right that is missing is named, whatever may pass is marked so, and the command, which the
-    server's own text quotes, is not shown."""
+    """F14, F57: The error names the missing right. An error that may pass is marked as passing. The command, quoted in
+    the server's own text, is not shown."""
     failpoint(["findAndModify", "find", "update"], errorCode=code, errorLabels=[])
     calls: list[Callable[[], object]] = [lambda: store.apply("k", ADD, 2), lambda: store.read("k", GRANT, 2)]
     for call in calls:
@@ -161,7 +163,7 @@ def test_what_the_server_refuses_is_reported_in_our_words(
 
 
 def test_the_servers_words_are_not_shown(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F57: error 13 prints the whole command with everything in it; nor does the chained error show it."""
+    """F57: Error 13 prints the whole command with all its values. Our error and the chained error do not show it."""
 
     def refuse(*_: object, **__: object) -> None:
         text = f"not authorized to execute command {{ let: '{GRANT}', pwd: '{SECRET}' }}"
@@ -180,7 +182,7 @@ def test_the_servers_words_are_not_shown(store: MongoStore, monkeypatch: pytest.
 def test_a_write_concern_error_is_no_grant(
     store: MongoStore, failpoint: Callable[..., None], stored: Callable[..., Document]
 ) -> None:
-    """F4, F8, P3: applied, but not confirmed by the majority: not reported as acquired."""
+    """F4, F8, P3: A grant that was applied, but not confirmed by the majority, is not reported."""
     failpoint(["findAndModify"], times=1, writeConcernError={"code": 64, "errmsg": f"waiting timed out {SECRET}"})
     with pytest.raises(LockBackendFailed, match="majority") as refusal:
         store.apply("k", ADD, 5)
@@ -201,7 +203,8 @@ def test_a_write_concern_error_is_no_grant(
 def test_what_got_no_answer_is_sent_again_and_granted_once(
     here: Here, failpoint: Callable[..., None], failure: Document, times: int
 ) -> None:
-    """F2, F8, F15: applied or not, after the answer there is one holder, and after the release none."""
+    """F2, F8, F15: Whether or not the command was applied, there is one holder after the answer, and none after the
+    release."""
     failpoint(["findAndModify"], times=times, **failure)
     mine = here.lock()
     with mine:
@@ -211,7 +214,7 @@ def test_what_got_no_answer_is_sent_again_and_granted_once(
 
 
 def test_an_outcome_that_stays_unknown_is_removed(here: Here, failpoint: Callable[..., None]) -> None:
-    """F8, F15: the caller gets an error, and the lock that was applied all the same is taken back in the background."""
+    """F8, F15: The caller gets an error, and a lock that was applied all the same is removed in the background."""
     failpoint(["findAndModify"], times=2, writeConcernError={"code": 64, "errmsg": "x"})
     with pytest.raises(LockBackendFailed):
         here.lock(wait=0).acquire()
@@ -221,7 +224,8 @@ def test_an_outcome_that_stays_unknown_is_removed(here: Here, failpoint: Callabl
 
 
 def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(here: Here, hold_up: HoldUp, door: str) -> None:
-    """F17: the first copy is held up in the network, the second is granted and given back; then the first arrives."""
+    """F17: The first copy is held up in the network, and the second is granted and released before the first
+    arrives."""
     gate = hold_up(here.session.store, door).fail(LockBackendFailed("no answer", "k"))
     with make_lock(here.session):
         pass
@@ -241,7 +245,7 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(here: Her
     ],
 )
 def test_how_many_connections_a_store_may_open(mongo_uri: str, address: str, given: Document, had: int) -> None:
-    """F183: as many as the project says, in OPTIONS or in the URI."""
+    """F183: The project sets the number of connections in OPTIONS or in the URI."""
     store = MongoStore(StoreConfig({"host": f"{mongo_uri}{address}", **given}, "d"))
     assert store.client.options.pool_options.max_pool_size == had
     assert store.connections == had
@@ -250,6 +254,6 @@ def test_how_many_connections_a_store_may_open(mongo_uri: str, address: str, giv
 
 @pytest.mark.parametrize(("owner", "found"), [(None, False), ("import", True), ("another", False)])
 def test_a_read_names_the_former_run_of_an_owner(here: Here, owner: str | None, found: bool) -> None:
-    """A waiter that looks finds out that the run before it has died, as the command that queued it would have."""
+    """A waiter that reads learns of the death of the former run, like the command that queued it."""
     with here.other("k", terms=Terms(owner="import")):
         assert (store_of(here.session).read("k", "mine", 5, owner).former is not None) == found

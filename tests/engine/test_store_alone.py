@@ -1,4 +1,5 @@
-"""The store by itself: what it sends, and what it makes of the answers. No server; a collection that the test makes."""
+"""The store by itself, with its commands and its handling of the answers. A collection made by the test replaces the
+server."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -31,13 +32,13 @@ OWNED = Step(ask="g", add=entry("g", "s", Terms(owner="o"), {}))
 RESUME = replace(OWNED, remove=("old",), resumes=True)
 RENEW = Step(ask="g", renew=("g",), beat=3)
 THERE: dict[str, Any] = {"lastErrorObject": {"updatedExisting": True}, "value": None}
-#: What no document of ours is like.
+#: A document that is unlike all documents of ours.
 DAMAGED = {"document": document(token=7), "whole": False}
 
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long the driver was given, each time."""
+    """Return the time limits given to the driver."""
     made: list[float] = []
 
     def timeout(seconds: float) -> AbstractContextManager[None]:
@@ -50,7 +51,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def store() -> MongoStore:
-    """A store whose client, collection, bells and indexes record what is done with them."""
+    """Return a store with a client, collection, bells and indexes that record their calls."""
     made = MongoStore(StoreConfig({}, "d", "locks", Limits(waiters=2)))
     vars(made).update(client=MagicMock(), collection=MagicMock(), bells=Mock(), indexes=Mock())
     collection_of(made).with_options.return_value = collection_of(made)
@@ -64,7 +65,7 @@ def collection_of(store: MongoStore) -> Any:
 
 
 def answers(store: MongoStore, answer: object) -> None:
-    """Let *answer* be what the next commands give, or raise it."""
+    """Let the next commands return *answer*, or raise it."""
     collection_of(store).database.command.configure_mock(side_effect=lambda *_, **__: give(answer))
 
 
@@ -78,11 +79,12 @@ def refusal(code: int = 2) -> OperationFailure:
     return OperationFailure("x", code)
 
 
-# How it connects
+# The connection
 
 
 def test_what_a_project_may_choose_of_the_client() -> None:
-    """F20, F68, F183: how long things take, and how many connections; never what the locks stand on."""
+    """F20, F68, F183: A project may choose time limits and the number of connections. The basis of the locks is
+    fixed."""
     fewest = {"maxPoolSize": 160}
     for given, made in (
         ({}, {"serverSelectionTimeoutMS": 10_000, "maxIdleTimeMS": 60_000, **fewest}),
@@ -98,8 +100,8 @@ def test_what_a_project_may_choose_of_the_client() -> None:
 
 
 def test_how_documents_are_read_and_written() -> None:
-    """P3, F55: by the majority and the primary, whatever the project wants for its own; one document that cannot be
-    read as it is spoils no other."""
+    """P3, F55: Documents are read and written with the majority at the primary, whatever the project uses itself. An
+    undecodable document spoils no other."""
     weak = {"w": 1, "readConcernLevel": "local", "readPreference": "secondaryPreferred"}
     store = MongoStore(StoreConfig({"connect": False, **weak}, "d"))
     options = store.collection.codec_options
@@ -115,14 +117,14 @@ def test_how_documents_are_read_and_written() -> None:
 
 @pytest.mark.parametrize(("timeout", "given"), [(5.0, 5.0), (0.0, 0.001), (-3.0, 0.001)])
 def test_no_command_is_without_a_limit(store: MongoStore, times: list[float], timeout: float, given: float) -> None:
-    """P6: to the driver, 0 would be none."""
+    """P6: The driver would take 0 as no limit."""
     store.read("k", "g", timeout)
     assert times == [given]
 
 
 @pytest.mark.parametrize("error", [None, AutoReconnect("away")])
 def test_what_a_store_closes(store: MongoStore, times: list[float], error: PyMongoError | None) -> None:
-    """P6: what it has, however it answers; and a second is enough for that."""
+    """P6: A store closes its client and its history within a second, whatever the answers."""
     store.history, client = Mock(), vars(store)["client"]
     client.close.side_effect = error
     store.close()
@@ -145,7 +147,8 @@ def test_what_a_store_closes(store: MongoStore, times: list[float], error: PyMon
 def test_what_is_sent_of_a_step(
     store: MongoStore, step: Step, where: dict[str, Any], fields: object, upserts: bool
 ) -> None:
-    """P3, P8: one command, for one document, which the majority confirms; who has no owner is told of no former one."""
+    """P3, P8: A step is one command for one document, confirmed by the majority. A caller without an owner is told of
+    no former grant."""
     assert not store.apply("k", step, 5).found
     ((command,), options) = collection_of(store).database.command.call_args
     assert next(iter(command)) == "findAndModify"
@@ -161,14 +164,15 @@ def test_what_is_sent_of_a_step(
     ("last", "is_new"), [({"updatedExisting": True}, False), ({"updatedExisting": False}, True), (None, True)]
 )
 def test_a_new_document_has_the_indexes_looked_at(store: MongoStore, last: object, is_new: bool) -> None:
-    """F144: for the collection may be new as well."""
+    """F144: The indexes are checked for a new document, because the collection may be new as well."""
     answers(store, {"value": None} if last is None else {**THERE, "lastErrorObject": last})
     store.apply("k", ADD, 5)
     assert store.indexes.see_to.called == is_new  # type: ignore[attr-defined]
 
 
 def test_what_the_majority_has_not_confirmed_is_an_error(store: MongoStore) -> None:
-    """P1, P3: and no bell is rung for it: an election may undo that grant, and let in another one."""
+    """P1, P3: An unconfirmed grant is an error, and no bell is rung for it. An election may undo the grant, and let in
+    another one."""
     value = {"now": NOW, "waiting": 2, "granted": found_in("a")["granted"]}
     answers(store, {**THERE, "value": value, "writeConcernError": {"code": 64}})
     for call_ in (store.apply, store.take_free):
@@ -191,12 +195,12 @@ def test_what_the_majority_has_not_confirmed_is_an_error(store: MongoStore) -> N
     ],
 )
 def test_an_answer_that_the_rule_never_gives(store: MongoStore, step: Step, reply: Reply, is_puzzling: bool) -> None:
-    """F55, P8: has the document looked at; no other answer has."""
+    """F55, P8: Only an answer that the rule never gives makes the store look at the document."""
     assert store._is_puzzling(step, reply) == is_puzzling
 
 
 def test_whom_a_step_has_granted_the_key_besides_is_rung_for(store: MongoStore) -> None:
-    """P5."""
+    """P5: Bells are rung for other waiters that the step has granted the key."""
     answers(store, {**THERE, "value": {"now": NOW, "waiting": 2, "granted": found_in("a")["granted"]}})
     bells_ = store.apply("k", ADD, 5).bells
     assert [bell.session for bell in bells_] == ["session of a"]
@@ -204,7 +208,7 @@ def test_whom_a_step_has_granted_the_key_besides_is_rung_for(store: MongoStore) 
 
 
 def test_damage_is_looked_for_where_the_answer_is_puzzling(store: MongoStore) -> None:
-    """F55: so nobody waits for a lock that the rule leaves alone."""
+    """F55: A puzzling answer makes the store look for damage. No caller waits for a lock that the rule leaves alone."""
     answers(store, {**THERE, "value": {"now": NOW, "waiting": 0}})
     assert store.apply("k", ADD, 5).found
     collection_of(store).find_one.return_value = DAMAGED
@@ -220,7 +224,7 @@ def test_damage_is_looked_for_where_the_answer_is_puzzling(store: MongoStore) ->
     ],
 )
 def test_a_document_is_damaged_or_it_is_not(store: MongoStore, seen: object, told: str | None) -> None:
-    """F55: one that cannot be read just now is not."""
+    """F55: A document that cannot be read at the moment is not damaged."""
     collection_of(store).find_one.side_effect = lambda *_, **__: give(seen)
     with nullcontext() if told is None else pytest.raises(LockDocumentDamaged, match=told):
         store.diagnose("k")
@@ -228,7 +232,8 @@ def test_a_document_is_damaged_or_it_is_not(store: MongoStore, seen: object, tol
 
 @pytest.mark.parametrize(("code", "looks"), [(2, 1), (13, 0), (189, 0)])
 def test_damage_is_looked_for_where_the_server_refuses(store: MongoStore, code: int, looks: int) -> None:
-    """F55, F86: and neither for missing rights nor for what passes; the error of many keys is about none of them."""
+    """F55, F86: Damage is not looked for after missing rights or passing errors. An error of many keys names none of
+    them."""
     answers(store, refusal(code))
     with pytest.raises(LockBackendFailed):
         store.apply("k", ADD, 5)
@@ -243,7 +248,7 @@ def test_damage_is_looked_for_where_the_server_refuses(store: MongoStore, code: 
 
 
 def test_an_outage_says_where_the_server_is(store: MongoStore) -> None:
-    """F9."""
+    """F9: The error of an outage names the server's state."""
     store.client.topology_description.server_descriptions.return_value = {}  # type: ignore[attr-defined]
     answers(store, AutoReconnect("away"))
     with pytest.raises(LockBackendFailed, match=r"within 3\.0 s .*no server of this address belongs") as told:
@@ -263,7 +268,8 @@ def test_an_outage_says_where_the_server_is(store: MongoStore) -> None:
     ],
 )
 def test_a_free_lock_is_taken_or_the_whole_rule_says_why_not(store: MongoStore, answer: Any, outcome: Any) -> None:
-    """P8: but an outage is one, and is not waited for twice. A refusal keeps no frame alive."""
+    """P8: A refusal by the short form is followed by the whole rule. An outage is an error, and is not waited for
+    twice. A refusal keeps no frame alive."""
     answers(store, answer if isinstance(answer, Exception) else {**THERE, "value": answer})
     with pytest.raises(outcome) if outcome is LockBackendFailed else nullcontext():
         reply = store.take_free("k", ADD, 5)
@@ -285,7 +291,8 @@ def test_a_free_lock_is_taken_or_the_whole_rule_says_why_not(store: MongoStore, 
 def test_what_a_release_in_one_command_has_left(
     store: MongoStore, keys: list[str], answer: int | Exception, left: set[str] | None
 ) -> None:
-    """P8: of a single key that is known; an error of many is about none of them, and is not hidden."""
+    """P8: A release of a single key says whether it succeeded. An error of a release of many keys names no key, and is
+    not hidden."""
     grants, collection = [f"grant of {key}" for key in keys], collection_of(store)
     single = len(keys) == 1
     update = collection.update_one if single else collection.update_many
@@ -309,7 +316,7 @@ def test_what_a_release_in_one_command_has_left(
 
 @pytest.mark.parametrize(("owner", "asked"), [(None, {"ask": "g"}), ("o", {"ask": "g", "add": {"owner": "o"}})])
 def test_what_is_sent_of_a_read(store: MongoStore, owner: str | None, asked: dict[str, Any]) -> None:
-    """P8: it asks for a former run only where there may be one."""
+    """P8: A read asks for a former run only if there may be one."""
     store.read("k", "g", 5, owner)
     assert collection_of(store).find_one.call_args_list == [
         call({"_id": {"$eq": "k"}}, REPLY if owner is None else REPLY_TO_OWNER, let={"c": {"$literal": asked}})
@@ -323,8 +330,8 @@ def found_in(key: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("made", [{0: "b"}, None])
 def test_a_document_that_is_gone_is_made_again(store: MongoStore, made: dict[int, str] | None) -> None:
-    """F6, F144, P5: only what had to be made was gone; the rest is read again. All who were granted a key are told; and
-    each read is a single answer."""
+    """F6, F144, P5: Only a document that had to be made was gone, and the rest is read again. All granted waiters are
+    told, and each read is a single answer."""
     collection = collection_of(store)
     collection.find.side_effect = [[found_in("a")], [] if made else [found_in("b")]]
     collection.bulk_write.return_value = SimpleNamespace(upserted_ids=made)
@@ -343,7 +350,7 @@ def test_a_document_that_is_gone_is_made_again(store: MongoStore, made: dict[int
 
 
 def test_nothing_is_made_where_nothing_is_gone(store: MongoStore) -> None:
-    """P8: one update and one read."""
+    """P8: A renewal costs one update and one read."""
     collection_of(store).find.side_effect = [[found_in("a")]]
     assert set(store.renew(["a"], RENEW, 5)) == {"a"}
     assert collection_of(store).update_many.call_args.kwargs["let"]["c"]["$literal"]["renew"] == ("g",)
@@ -356,7 +363,7 @@ def test_nothing_is_made_where_nothing_is_gone(store: MongoStore) -> None:
 def test_a_cycle_of_waits_is_seen_twice(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch, seen: list[str | None], looks: int, told: int | None
 ) -> None:
-    """F29: waits that were read one after another need not be one."""
+    """F29: Waits that were read one after another need not exist at one time."""
     cycles: list[Any] = [grants and SimpleNamespace(grants=grants) for grants in seen]
     look = Mock(side_effect=cycles)
     monkeypatch.setattr(store, "_find_cycle", look)
@@ -365,7 +372,7 @@ def test_a_cycle_of_waits_is_seen_twice(
 
 
 def test_a_cycle_is_looked_for_in_what_was_read(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a lock without a document is in none."""
+    """F29: A lock without a document is in no cycle."""
     monkeypatch.setattr("django_mongolock.engine.store.mongo.cycle_of", lambda *read: SimpleNamespace(grants=read))
     first = {"now": NOW, "chain": ["second", "third"]}
     collection_of(store).aggregate.return_value = [first]
@@ -379,7 +386,7 @@ def test_a_cycle_is_looked_for_in_what_was_read(store: MongoStore, monkeypatch: 
 
 
 def test_bells_for_this_process_are_not_sent(store: MongoStore) -> None:
-    """P8: its sessions hear them at once."""
+    """P8: The sessions of this process hear their bells at once."""
     heard: list[Bell] = []
     store.hearers["mine"] = heard.append
     mine, theirs = Bell("mine", "g"), Bell("theirs", "g")
@@ -391,7 +398,7 @@ def test_bells_for_this_process_are_not_sent(store: MongoStore) -> None:
 
 
 def test_whom_a_command_without_an_answer_has_granted_a_key_is_rung_for(store: MongoStore) -> None:
-    """P5: and an outage meanwhile is no error of that command."""
+    """P5: Waiters granted by a command without an answer are told. An outage meanwhile is no error of that command."""
     collection_of(store).find.side_effect = [[found_in("a"), found_in("b")], AutoReconnect("away")]
     store.ring_for(["a", "b"])
     rung = [bell.session for each in store.bells.ring.call_args_list for bell in each.args[0]]  # type: ignore[attr-defined]
@@ -401,7 +408,10 @@ def test_whom_a_command_without_an_answer_has_granted_a_key_is_rung_for(store: M
 
 
 class Tower:
-    """The bells of a collection, where looking at one is recorded. there: whether cursors stay open in them."""
+    """The bells of a collection. Each look at one is recorded.
+
+    - there: whether cursors stay open in them.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.looks, self.made = 1_000.0, list[int](), list[int]()
@@ -419,7 +429,7 @@ class Tower:
         return bool(give(self.there))
 
     def sent(self, number: int) -> list[Any]:
-        """The messages that were sent to one of them."""
+        """Return the messages that were sent to a bell."""
         unconfirmed: Any = self.bells._unconfirmed[number]
         return list(unconfirmed.insert_many.call_args_list)
 
@@ -430,13 +440,13 @@ def tower(monkeypatch: pytest.MonkeyPatch) -> Tower:
 
 
 def at(number: int, which: int = 0) -> str:
-    """The id of a session that listens to that bell."""
+    """Return the id of a session that listens to that bell."""
     ids: Iterator[str] = (f"s{each}" for each in range(1_000) if bells._number(f"s{each}") == number)
     return [next(ids) for _ in range(which + 1)][-1]
 
 
 def test_messages_go_to_each_bell_together(tower: Tower) -> None:
-    """P8: one command for a bell, of which each message is tried. A bell that is good is looked at once in a minute."""
+    """P8: Messages for one bell are one command, and each message is tried. A good bell is checked once a minute."""
     rung = [Bell(session, "g") for session in (at(3), at(5), at(3, 1))]
     for seconds, looks in ((0.0, [3, 5]), (59.9, [3, 5]), (0.1, [3, 5, 3, 5]), (0.0, [3, 5, 3, 5])):
         tower.now += seconds
@@ -449,7 +459,7 @@ def test_messages_go_to_each_bell_together(tower: Tower) -> None:
 
 
 def test_nothing_is_sent_to_a_bell_that_is_not_there(tower: Tower) -> None:
-    """F11: it would grow for ever. It is looked at again each time, and whoever listens makes it."""
+    """F11: A missing bell would grow without limit. The bell is checked again each time, and a listener makes it."""
     tower.bells.ring([Bell(at(3), "g")])
     tower.now, tower.there = tower.now + 60, False
     for _ in range(2):
@@ -459,14 +469,14 @@ def test_nothing_is_sent_to_a_bell_that_is_not_there(tower: Tower) -> None:
 
 
 def test_a_bell_that_cannot_be_rung_silences_no_other(tower: Tower) -> None:
-    """F11: a network error at one takes nothing from those who listen at the next."""
+    """F11: A network error at one bell takes nothing from the listeners of the next."""
     tower.there = AutoReconnect("connection closed")
     tower.bells.ring([Bell(at(3), "g"), Bell(at(5), "g")])
     assert tower.looks == [3, 5]
 
 
 class Reading(MagicMock):
-    """A cursor that waits: each answer, and whether it is alive then."""
+    """A cursor that waits for each answer, with its state then."""
 
     def play(self, *answers_: tuple[object, bool]) -> None:
         steps = iter(answers_)
@@ -483,8 +493,9 @@ class Reading(MagicMock):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_who_listens_hears_all_until_its_cursor_ends(tower: Tower, there: bool) -> None:
-    """F11: also what came together with the end; and makes the bell again then. Meanwhile it looks at all bells twice
-    a minute, there or not, so that no release of this process has to."""
+    """F11: A listener also hears a bell that came together with the end of its cursor, and makes the collection again
+    then. Meanwhile it looks at all bells twice a minute, whether or not they exist, and spares the releases of this
+    process that work."""
     tower.there = there
     bell, cursor, session = Bell(at(3), "g"), Reading(), at(3)
     collection: Any = tower.bells.collections[3]
@@ -510,7 +521,8 @@ def test_who_listens_hears_all_until_its_cursor_ends(tower: Tower, there: bool) 
 def test_a_bell_is_made_where_it_is_missing(
     monkeypatch: pytest.MonkeyPatch, is_good: bool, error: Exception | None
 ) -> None:
-    """F11, F44: with a limit to its size; and there is a message in it in any case, or no cursor would stay open."""
+    """F11, F44: A missing bell is made with a limit to its size. A message is put in it in any case, because no cursor
+    stays open in an empty one."""
     collection, make_capped = MagicMock(), Mock(side_effect=error)
     collection.name = "bells"
     monkeypatch.setattr(bells, "stays_open", lambda _: is_good)

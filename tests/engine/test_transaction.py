@@ -48,7 +48,7 @@ def kept_at(*kinds: str) -> Any:
     ],
 )
 def test_where_there_are_transactions(kinds: tuple[str, ...], told: str | None) -> None:
-    """Where there are no transactions, an error names the cure before anything is done."""
+    """Without transactions, an error names the cure before anything is done."""
     lock = kept_at(*kinds)
     with pytest.raises(LockMisused, match=told) if told else contextlib.nullcontext():
         assert transaction._transactional_store(lock) is lock._session().store
@@ -58,7 +58,7 @@ def test_where_there_are_transactions(kinds: tuple[str, ...], told: str | None) 
     ("struck", "calls"), [("", ["defer"] * 2), ("at first", ["resume"] * 2), ("then", ["defer", "resume", "resume"])]
 )
 def test_how_a_transaction_begins(struck: str, calls: list[str]) -> None:
-    """P9: a transaction uses the majority and one snapshot.
+    """P9: A transaction uses the majority and one snapshot.
 
     The lock's renewals are deferred unless a signal strikes.
     """
@@ -86,7 +86,7 @@ def test_how_a_transaction_begins(struck: str, calls: list[str]) -> None:
 
 @pytest.mark.parametrize(("matched", "whole"), [((1, 1), True), ((1, 0), False), ((0,), False)])
 def test_what_a_transaction_writes_to_its_lock(matched: tuple[int, ...], whole: bool) -> None:
-    """P9: a fence matches each key only while this very grant holds it, with this token."""
+    """P9: A fence matches each key only while this very grant holds it, with this token."""
     lock = kept_at("RSPrimary")
     atomic: Any = Atomic(lock, MongoClient(connect=False))
     atomic._store, atomic._grants, atomic._client_session = lock._session().store, lock.grants, "session"
@@ -107,7 +107,7 @@ def test_what_a_transaction_writes_to_its_lock(matched: tuple[int, ...], whole: 
 
 
 def test_how_a_transaction_is_aborted() -> None:
-    """An open transaction is aborted. Its session ends in any case."""
+    """An open transaction is aborted. The client session ends in any case."""
     atomic = in_transaction(Held())
     assert play(atomic._abort()) == OVER
     assert play(atomic._abort(), **dict.fromkeys(OVER, labelled())) == OVER

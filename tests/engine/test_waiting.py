@@ -1,4 +1,4 @@
-"""Waiting: in a line inside the process, in a queue between processes. How a waiter is woken: see `test_bells`."""
+"""Waits in a line inside the process, and in a queue between processes. `test_bells` has the ways to wake a waiter."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from tests.engine.waiters import InThread
 from tests.support.grants import new_grant
 from tests.support.waiting import eventually
 
-#: Long before the place in the queue is renewed under CALM terms, which would find whatever was missed.
+#: Long before a place in the queue is renewed under CALM terms. Such a renewal would find missed news.
 SOON = CALM.waiter_lease / 6
 
 
@@ -27,14 +27,15 @@ def in_line(session: Session, number: int) -> bool:
     return eventually(lambda: len(session.queue.waiting) == number)
 
 
-# What it costs
+# Costs
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("sessions", "threads"), [(2, 1), (8, 1), (1, 8), (1, 64), (4, 8)])
 def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, threads: int) -> None:
-    """P8, F44: one to queue, one to give back, one (getMore) to hear of it, however many wait, and a bell that no one
-    awaits; what a process hands over within costs one in all."""
+    """P8, F44: A contended lock costs one command to queue, one to release, and one (getMore) to hear of the grant,
+    however many callers wait. Ringing the bell is not awaited. A hand-over within a process costs one command in
+    all."""
     all_sessions = [here.new_session() for _ in range(sessions)]
     workers, rounds = sessions * threads, max(3, 120 // (sessions * threads))
     warm, counted = threading.Barrier(workers + 1), threading.Barrier(workers + 1)
@@ -60,7 +61,7 @@ def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, thread
         thread.join(60)
     idle = (time.monotonic() - began) * sessions  # who listens asks once a second, busy machine or not
     names, grants = here.commands.names(), workers * rounds
-    # A bell is rung, and heard, again where the next command is of the same millisecond: on a busy machine, of many.
+    # A bell is rung and heard again if the next command is of the same millisecond. On a busy machine this is common.
     again = 2 * max(0, names.count("insert") - grants)
     assert (len(names) - idle - again) / grants <= (4.3 if sessions > 1 else 1.3), Counter(names)
     assert again <= grants
@@ -78,7 +79,7 @@ def hands_over(key: str, step: Step, timeout: float) -> bool:
 def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
     here: Here, hold_up: HoldUp, where: str, how: str
 ) -> None:
-    """F43, F36: whether the command has been at the server or not, the lock is handed on, and nothing is left."""
+    """F43, F36: The lock is handed on, and nothing is left, whether or not the command has reached the server."""
     gate = hold_up(here.session.store, "apply", hands_over, late=where == "after")
     first = here.lock(terms=CALM).acquire()
     next_waiter = here.lock(terms=CALM, wait=2.0 if how == "deadline" else None)
@@ -121,7 +122,7 @@ def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
 def test_a_next_waiter_that_is_cancelled_in_the_moment_of_the_answer(
     here: Here, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """F43: it has the lock, or it has not and nobody has; never an entry that nobody knows of."""
+    """F43: A cancelled waiter has the lock, or nobody has it. No entry is left that no session knows."""
     finish = here.session.queue.finish_handover
     first = here.lock(terms=CALM).acquire()
     waiter = here.waiter(here.lock(terms=CALM, wait=None))
@@ -146,7 +147,7 @@ def test_a_next_waiter_that_is_cancelled_in_the_moment_of_the_answer(
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_giver_that_is_struck_while_handing_over(here: Here, hold_up: HoldUp, where: str) -> None:
-    """F36, F29: the giver's lock is removed in the background, and the next waiter goes on by itself."""
+    """F36, F29: The giver's lock is removed in the background, and the next waiter goes on by itself."""
     hold_up(here.session.store, "apply", hands_over, late=where == "after").fail(KeyboardInterrupt())
     first = here.lock(terms=CALM).acquire()
     next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
@@ -162,7 +163,7 @@ def test_a_giver_that_is_struck_while_handing_over(here: Here, hold_up: HoldUp, 
 async def test_a_giver_that_is_cancelled_while_handing_over(
     session: Session, entries: Entries, hold_up: HoldUp
 ) -> None:
-    """F36: the command is on its way, and nobody waits for its answer: the next waiter gets the lock, once."""
+    """F36: The command is on its way, and no task awaits its answer. The next waiter gets the lock once."""
     gate = hold_up(session.store, "apply", hands_over)
     first = await make_lock(session, terms=CALM).aacquire()
     next_waiter = asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire())
@@ -182,7 +183,7 @@ async def test_a_giver_that_is_cancelled_while_handing_over(
 
 
 def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
-    """P7, F38: it learns of it, and the next in line goes on and waits for the present holder."""
+    """P7, F38: The giver learns of its loss. The next in line goes on and waits for the present holder."""
     mine = here.lock(terms=CALM).acquire()
     next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
     assert in_line(here.session, 1)
@@ -201,7 +202,8 @@ def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
 
 @pytest.mark.parametrize("phase", ["in line", "next", "in the queue"])
 def test_another_thread_ends_the_wait(here: Here, phase: str) -> None:
-    """F36: cancel() at any moment: LockCancelled, soon, and nothing left; the next in line goes on."""
+    """F36: cancel() at any moment ends the wait soon with LockCancelled. Nothing is left, and the next in line goes
+    on."""
     holder = (here.lock if phase in ("in line", "next") else here.other)(terms=CALM).acquire()
     ahead = here.waiter(here.lock(terms=CALM, wait=None)) if phase == "in line" else None
     assert in_line(here.session, 0 if ahead is None else 1)
@@ -226,7 +228,7 @@ def test_another_thread_ends_the_wait(here: Here, phase: str) -> None:
 
 
 def test_a_line_may_change_while_another_thread_reads_it(session: Session, in_thread: InThread) -> None:
-    """Threads come and go while another one asks whether it is its turn: it gets an answer, not a RuntimeError."""
+    """Threads come and go while another thread asks for its turn. The caller gets an answer, not a RuntimeError."""
     first = new_grant(session, make_lock(session), object())
     session.queue.join(first, trial=False)
     end = clock.now() + 0.3

@@ -1,4 +1,4 @@
-"""Calls that threads make for others: in which order, until when, and what becomes of those that nobody awaits."""
+"""Calls that threads make for others, with their order, their time limits, and calls that nobody awaits."""
 
 import _thread
 import asyncio
@@ -58,7 +58,7 @@ class Hold:
 
 @pytest.fixture
 def new_threads() -> Iterator[Callable[..., WorkerThreads]]:
-    """Makes worker threads, which end with the test."""
+    """Return a function that makes worker threads, and end them with the test."""
     made: list[WorkerThreads] = []
 
     def new_threads(*sizes: int, **how: Any) -> WorkerThreads:
@@ -72,16 +72,16 @@ def new_threads() -> Iterator[Callable[..., WorkerThreads]]:
 
 @pytest.fixture
 def threads(new_threads: Callable[..., WorkerThreads]) -> WorkerThreads:
-    """A single thread."""
+    """Return threads of one thread."""
     return new_threads(1)
 
 
 def waiting(threads: WorkerThreads) -> int:
-    """How many calls wait for a thread."""
+    """Return the number of calls that wait for a thread."""
     return sum(map(len, threads._lanes.waiting))
 
 
-# What comes back
+# Results
 
 
 def test_a_call_without_a_caller_may_fail(threads: WorkerThreads, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,11 +94,11 @@ def test_a_call_without_a_caller_may_fail(threads: WorkerThreads, caplog: pytest
     assert "a call in the background failed" in caplog.text
 
 
-# How many threads there are
+# The number of threads
 
 
 def test_without_threads_the_caller_does_it(threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the interpreter shuts down no thread can be started: then calls are made where they are asked for."""
+    """While the interpreter shuts down, no thread can be started, and the caller makes its own calls."""
 
     def refuse(*args: object) -> int:
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -111,7 +111,7 @@ def test_without_threads_the_caller_does_it(threads: WorkerThreads, monkeypatch:
 
 
 def test_closing_ends_the_threads_after_their_work(new_threads: Callable[..., WorkerThreads]) -> None:
-    """What was handed over before is done; later calls are made where they are asked for."""
+    """Calls handed over before closing are made. Later calls are made by their callers."""
     threads = new_threads(3)
     hold, done = Hold(threads, 3), []
     for number in range(10):
@@ -132,8 +132,8 @@ def test_closing_ends_the_threads_after_their_work(new_threads: Callable[..., Wo
 def test_what_is_slow_counts_no_more(
     new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F110: after a while another thread takes the place of one that is stuck, up to a bound; then those that
-    come wait until one of them ends. Nothing has to happen meanwhile for that."""
+    """F110: After a while another thread replaces a stuck one, up to a limit. Later calls then wait until one ends. The
+    replacement needs no other event."""
     monkeypatch.setattr(lanes, "SLOW", 0.1)
     threads = new_threads(2, 5)
     first, done = Hold(threads, 2), []
@@ -151,7 +151,7 @@ def test_what_is_slow_counts_no_more(
 
 
 def test_calls_that_find_all_threads_busy_leave_no_tickets(new_threads: Callable[..., WorkerThreads]) -> None:
-    """However many come meanwhile, each thread looks once more, which is enough; all of them are made."""
+    """However many calls come meanwhile, each thread looks once more. All calls are made."""
     threads, made = new_threads(2, 4), list[int]()
     hold = Hold(threads, 2)
     for number in range(100):
@@ -167,7 +167,7 @@ def test_calls_that_find_all_threads_busy_leave_no_tickets(new_threads: Callable
 def test_all_calls_are_begun_while_those_before_are_slow(
     new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F159: calls of a lane that has no threads left are begun one by one, as those before them become slow."""
+    """F159: Calls of a lane without free threads are begun one by one, as earlier calls become slow."""
     monkeypatch.setattr(lanes, "SLOW", 0.02)
     for _ in range(5):
         threads = new_threads(24, 80, shares=(1.0, 0.75))
@@ -178,7 +178,8 @@ def test_all_calls_are_begun_while_those_before_are_slow(
 
 
 async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F67, F110: by a time limit, or by a cancellation; nothing of it is left, and the next one is made."""
+    """F67, F110: A call that waits for a key is given up by a time limit or by a cancellation. Nothing of it is left,
+    and the next call is made."""
     threads = new_threads(8)
     hold, begun = Hold(threads, 2, key="k"), list[float]()
     with pytest.raises(LockBackendFailed, match="not sent"):
@@ -198,7 +199,7 @@ async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Cal
 
 
 def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> None:
-    """F67: its caller gets the error when its time is over, and not when a thread is free."""
+    """F67: The caller gets the error when its time is over, and not when a thread is free."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     started = time.monotonic()
     with pytest.raises(LockBackendFailed, match=r"not sent within 0\.2 s"):
@@ -215,7 +216,7 @@ def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> No
 def test_a_call_that_does_not_end_is_given_up(
     threads: WorkerThreads, coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F67: a call that does not keep to the seconds it was given holds its caller up for a bounded time only."""
+    """F67: A call that exceeds its time limit delays its caller only for a bounded time."""
     monkeypatch.setattr(worker_threads, "OVERTIME", 0.2)
     go, told = threading.Event(), list[str]()
     how: Any = {name: functools.partial(told.append, name) for name in ("on_withdrawn", "on_overdue")}
@@ -246,7 +247,8 @@ class Struck(Exception):
 
 @pytest.fixture
 def struck() -> Iterator[Callable[[float], object]]:
-    """Has the main thread struck by a signal, which raises `Struck`, after so many seconds; 0: never."""
+    """Return a function that lets a signal raise `Struck` in the main thread after *after* seconds. 0 turns the signal
+    off."""
 
     def strike(*args: object) -> None:
         raise Struck
@@ -264,7 +266,7 @@ needs_signals = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="nee
 def test_a_signal_handler_withdraws_what_it_interrupts(
     threads: WorkerThreads, struck: Callable[[float], object]
 ) -> None:
-    """F67: a blocking caller in which a signal handler raises takes back what has not begun."""
+    """F67: A blocking caller that is interrupted by a signal handler withdraws a call that has not begun."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     struck(0.2)
     with pytest.raises(Struck):
@@ -279,13 +281,13 @@ def test_a_signal_handler_withdraws_what_it_interrupts(
     ("connections", "most", "own"), [(0, 80, math.inf), (160, 80, 76), (100, 80, 16), (20, 16, 0), (3, 1, 0)]
 )
 def test_renewals_have_connections_that_no_other_thread_takes(connections: int, most: int, own: float) -> None:
-    """F20, F183: the threads of the session and those of the program need no more connections than there are; and of
-    the session's, a quarter is for renewals."""
+    """F20, F183: The threads of the session and of the program need no more connections than there are. A quarter of
+    the session's threads is for renewals."""
     assert thread_limits(connections) == (most, own)
 
 
 def test_the_threads_of_a_program_send_only_so_many_commands_themselves() -> None:
-    """F183: what comes then waits for one of the session's threads, whatever its key."""
+    """F183: Further calls wait for a thread of the session, whatever their key."""
     threads = WorkerThreads(2, own=2)
     assert [threads.begin_own(key) for key in "abc"] == [True, True, False]
     threads.end_own("a")
@@ -294,7 +296,7 @@ def test_the_threads_of_a_program_send_only_so_many_commands_themselves() -> Non
 
 
 def test_a_call_apart_from_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a signal must not strike in the call. The context comes along. Any other thread makes its call itself."""
+    """F29: A signal must not strike in the call. The context comes along. Any other thread makes its call itself."""
     threads, colour = WorkerThreads(1), ContextVar("colour", default="")
     colour.set("red")
 
@@ -310,6 +312,6 @@ def test_a_call_apart_from_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_call_has_a_priority() -> None:
-    """F184: a caller that names none would take the threads of the renewals."""
+    """F184: A caller that names none would take the threads of the renewals."""
     with pytest.raises(TypeError, match="priority"):
         worker_threads.WorkerThreads(1).submit(lambda: None)  # type: ignore[call-arg]

@@ -1,4 +1,5 @@
-"""The two implementations of the rule, MongoDB and Python, behind one interface: a key, its steps, and its document."""
+"""The two implementations of the rule, MongoDB and Python, behind one interface with a key, its steps, and its
+document."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,6 @@
-"""What the tests run in processes of their own: `python -m tests.engine.worker NAME COLLECTION ARGUMENTS…`.
+"""The programs that tests run in processes of their own: `python -m tests.engine.worker NAME COLLECTION ARGUMENTS…`.
 
-A worker says what it does in lines of JSON on its standard output, and goes on when it is sent a line.
+A worker reports its actions in lines of JSON on its standard output, and goes on when it is sent a line.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ class Worker:
     def hear(self) -> str:
         return sys.stdin.readline()
 
-    # What there is to do
+    # The programs
 
     def hold(self, lease: str = "1", owner: str | None = None) -> None:
-        """Hold the lock, for an owner if there is one, until told to go on; end without giving it back."""
+        """Hold the lock, for an owner if there is one, until told to go on. End without releasing it."""
         terms = Terms(lease=float(lease), margin=0.2, owner=owner)
         lock = MongoLock(self.sessions.current, ("k",), terms, LockOptions(wait=110)).acquire()
         self.say(token=lock.fencing_token, at=time.monotonic())
@@ -63,7 +63,7 @@ class Worker:
         time.sleep(0.3)
 
     def fork_by_multiprocessing(self) -> None:
-        """End a child, which was forked, with a lock that it has not released."""
+        """End a forked child with a lock that it has not released."""
 
         def child() -> None:
             self.kept = self.lock(lease=30).acquire()
@@ -100,7 +100,7 @@ class Worker:
         self.hear()
 
     def paused(self) -> None:
-        """Be stopped in the middle of the block, and say what it then looks like."""
+        """Be stopped in the middle of the block, and report the state afterwards."""
         lock, held = self.lock(lease=2), True
         try:
             with lock:

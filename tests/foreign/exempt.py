@@ -19,7 +19,7 @@ EXEMPT: Final[dict[str, str]] = {
     "BoundedSemaphore.test_repr": TEXT,
 }
 
-#: Those whose result would say nothing, which are not run.
+#: Tests that are not run, because their results would say nothing.
 NOT_RUN: Final[dict[str, str]] = {
     "Lock.test_reacquire": "a thread that would wait for itself gets LockReentry, if another one has not released the "
     "lock by then",

@@ -1,4 +1,4 @@
-"""CPython's tests of locks, on MongoDB and in memory. Those that do not apply are in exempt.py."""
+"""CPython's tests of locks, on MongoDB and in memory. exempt.py lists those that do not apply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IN_THREADS: Final = pytest.mark.filterwarnings(
 
 
 def found() -> list[str]:
-    """The tests that are about locks; none where Python came without its tests."""
+    """Return the tests of locks. The list is empty if Python came without its tests."""
     with contextlib.suppress(ImportError):
         methods = unittest.defaultTestLoader.getTestCaseNames
         return [f"{name}.{method}" for name, case in threading_locks.cases().items() for method in methods(case)]
@@ -36,7 +36,7 @@ FOUND: Final = found()
 
 
 def each(names: Iterable[str], *backends: str) -> pytest.MarkDecorator:
-    """Those tests on both backends, or on these."""
+    """Parametrize with the tests of *names* on *backends*, or on both backends."""
     chosen = itertools.product(backends or ("mongo", "memory"), set(names) & set(FOUND))
     parameters = [pytest.param(*one, id="-".join(one)) for one in sorted(chosen)]
     return pytest.mark.parametrize(("backend", "name"), parameters, indirect=["backend"])
@@ -57,7 +57,7 @@ def prepared(backend: None, name: str, monkeypatch: pytest.MonkeyPatch) -> unitt
 
 
 def problems(test: unittest.TestCase) -> list[str]:
-    """Run it as its own project would; return what went wrong."""
+    """Run the test as its own project would, and return the faults."""
     result = unittest.TestResult()
     test.run(result)
     for _, reason in result.skipped:
@@ -67,7 +67,7 @@ def problems(test: unittest.TestCase) -> list[str]:
 
 @each(set(FOUND) - EXEMPT.keys() - NOT_RUN.keys())
 def test_what_applies(prepared: unittest.TestCase) -> None:
-    """What another project expects of a lock, ours does."""
+    """Our locks do what another project expects of a lock."""
     if found := problems(prepared):
         pytest.fail("\n".join(found), pytrace=False)
 
@@ -75,7 +75,7 @@ def test_what_applies(prepared: unittest.TestCase) -> None:
 @IN_THREADS
 @each(EXEMPT)
 def test_what_does_not_apply(prepared: unittest.TestCase, name: str) -> None:
-    """No exemption is dead: a test that is exempt fails."""
+    """An exempt test fails. No exemption is dead."""
     assert problems(prepared), f"it passes: take it out of exempt.py ({EXEMPT[name]})"
 
 
@@ -87,7 +87,7 @@ def test_every_exemption_is_for_a_test() -> None:
 @IN_THREADS
 @each((f"{case}.test_try_acquire_contended" for case in ("Lock", "RLock", "Semaphore", "BoundedSemaphore")), "memory")
 def test_a_lock_that_does_not_exclude_is_found(prepared: unittest.TestCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suites can fail: here each acquisition has a key of its own."""
+    """The suites can fail. Here each acquisition has a key of its own."""
     make, numbers = locks.make_lock, itertools.count()
 
     def make_another(keys: Any, *rest: Any) -> Any:

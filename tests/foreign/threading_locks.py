@@ -33,7 +33,7 @@ def wait_of(blocking: bool, timeout: float) -> float | None:
 
 
 class Adapter:
-    """What the three have in common: every acquisition is a lock object of ours."""
+    """The common part of the three adapters. Every acquisition is a lock object of ours."""
 
     error: type[Exception] = RuntimeError
 
@@ -80,7 +80,7 @@ class Lock(Adapter):
 
 
 class RLock(Adapter):
-    """`threading.RLock`, which only its thread releases, as often as it was acquired."""
+    """`threading.RLock`. Only its thread releases it, as often as it was acquired."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,9 +99,9 @@ class RLock(Adapter):
 
 
 class Semaphore(Adapter):
-    """`threading.Semaphore`, of which a thread may take several permits.
+    """`threading.Semaphore`. A thread may take several permits of it.
 
-    A thread or task of ours has one. So each permit is taken by a task, and released by the thread.
+    A thread or task of ours has one permit. Each permit is therefore taken by a task, and released by the thread.
     """
 
     error = ValueError
@@ -123,7 +123,7 @@ class Semaphore(Adapter):
 
 
 def cases() -> Mapping[str, type[unittest.TestCase]]:
-    """The classes of the suite, for our locks. Raises ImportError."""
+    """Return the classes of the suite, for our locks, or raise ImportError."""
     suite = importlib.import_module("test.lock_tests")
     return {
         "Lock": type("Lock", (suite.LockTests,), {"locktype": Lock}),
@@ -134,9 +134,9 @@ def cases() -> Mapping[str, type[unittest.TestCase]]:
 
 
 def prepare(monkeypatch: pytest.MonkeyPatch, *, exempt: bool) -> None:
-    """Start the threads of the session: the suite counts those that a test leaves behind.
+    """Start the threads of the session, because the suite counts those that a test leaves behind.
 
-    A test that is to fail need not wait for half a minute before.
+    A test that is to fail need not wait for half a minute first.
     """
     if exempt:
         monkeypatch.setattr("test.support.SHORT_TIMEOUT", 0.5)

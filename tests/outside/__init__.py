@@ -1,1 +1,1 @@
-"""A small project of somebody else: `tests/test_installed.py` copies it to where only the wheel is installed."""
+"""A small project of a stranger. `tests/test_installed.py` copies it to a place where only the wheel is installed."""

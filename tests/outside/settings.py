@@ -1,4 +1,4 @@
-"""What the README says, and nothing else: SQL beside the locks' MongoDB."""
+"""The settings of the README, and nothing else, with SQL beside the locks' MongoDB."""
 
 import os
 

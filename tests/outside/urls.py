@@ -9,7 +9,7 @@ from django_mongolock import mongo_locked
 
 @mongo_locked("pay:{order_id}", wait=0, on_contention="respond")
 def pay(request: HttpRequest, order_id: int) -> HttpResponse:
-    """Answer, unless somebody else does just now."""
+    """Answer, unless another request does so at the moment."""
     return HttpResponse("paid")
 
 

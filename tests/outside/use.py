@@ -1,4 +1,5 @@
-"""Use what is installed: a lock, its model, a view that meets it, the pages of the admin, a command. Raises if not."""
+"""Use the installed package, with a lock, its model, a view that meets it, the pages of the admin, and a command. An
+error is raised if one fails."""
 
 import importlib.util
 import io
@@ -12,7 +13,7 @@ from django.contrib.staticfiles import finders
 from django.core.management import call_command
 from django.test import Client
 
-#: What nobody has asked for: optional, or of our own tests.
+#: Modules that must not be imported, because they are optional or belong to our own tests.
 OPTIONAL = ("celery", "prometheus_client", "opentelemetry", "rest_framework", "pytest", "redis")
 
 

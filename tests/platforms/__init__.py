@@ -1,1 +1,1 @@
-"""Locks on the servers and queues that Django projects run on, each for real: `python3 dev.py platforms`."""
+"""Locks on real servers and queues of Django projects: `python3 dev.py platforms`."""

@@ -1,6 +1,6 @@
 # ruff: noqa: E402 - the settings come first
 # mypy: disable-error-code="import-not-found,import-untyped,attr-defined"
-"""What a project with one package of other people does in its admin. Prints what went wrong, a line for each page."""
+"""Use the admin of a project with one package of other people. Print each fault on a line, by page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import django
 from django.conf import settings
 
 PACKAGE = os.environ["PLATFORM_ADMIN"]
-#: Of this run: users and objects of another one have the same keys.
+#: The database of this run, because users and objects of another run have the same keys.
 DATABASE = f"mongolock_admins_{os.getpid()}"
 CONTRIB = ["admin", "auth", "contenttypes", "messages", "sessions", "staticfiles"]
 APPS = ["import_export"] if PACKAGE == "import_export" else [PACKAGE] if PACKAGE else []
@@ -71,7 +71,7 @@ from tests.platforms.articles.models import Article, Note
 
 
 def fields(page: Any, form: str) -> dict[str, str]:
-    """What a browser sends of the inputs of a form."""
+    """Return the data that a browser sends of the inputs of a form."""
     text = page.content.decode()
     body = re.search(rf'<form[^>]*id="{form}"[^>]*>(.*?)</form>', text, re.DOTALL) or re.search("(.*)", text, re.DOTALL)
     assert body
@@ -215,7 +215,7 @@ class Pages:
 
 
 def main() -> int:
-    """Run each page; return how many failed."""
+    """Run each page, and return how many failed."""
     call_command("migrate", run_syncdb=True, verbosity=0)
     ours = [f"check: {found}" for found in run_checks() if (found.id or "").startswith("mongolock")]
     failed = [line for line in ours if "W002" not in line]

@@ -1,4 +1,4 @@
-"""How the tests of the platforms start programs, and what these have left."""
+"""Functions that start programs for the tests of the platforms, and read their results."""
 
 from __future__ import annotations
 

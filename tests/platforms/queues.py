@@ -1,4 +1,4 @@
-"""The tasks: PLATFORM_QUEUE says of which library. Its worker imports this module, and so does who sends them."""
+"""The tasks, for the library of PLATFORM_QUEUE. The workers and the senders of the tasks import this module."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ elif QUEUE == "django-tasks":
 
     @task()  # type: ignore[untyped-decorator]
     def count(key: str) -> None:
-        """A task is found by its name in this module."""
+        """Count in a task. Workers find it by its name in this module."""
         site.count(key)
 
     @task(takes_context=True)  # type: ignore[untyped-decorator]
     @mongo_locked("{key}", wait=0, on_contention=retry_in_django)
     def count_later(context: object, key: str) -> None:
-        """One that comes back, as a new task."""
+        """Count in a task that is retried as a new task."""
         site.count(f"{key}-inside")
 
     send = count_later.enqueue if "PLATFORM_LATER" in os.environ else count.enqueue

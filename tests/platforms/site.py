@@ -1,4 +1,4 @@
-"""What runs under locks: a number that is read, and a moment later written. Without a lock, some counts get lost."""
+"""The work under locks. A number is read, and written a moment later. Without a lock, some counts get lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _numbers() -> Any:
 
 
 def number(key: str) -> int:
-    """How far *key* was counted."""
+    """Return how far *key* was counted."""
     found: int = (_numbers().find_one({"_id": key}) or {"n": 0})["n"]
     return found
 
@@ -55,7 +55,7 @@ later: Any = getattr(queues, f"retry_in_{os.environ.get('PLATFORM_QUEUE')}", "ra
 
 @mongo_locked("{key}", wait=0, on_contention=later)
 def count_or_come_back(key: str) -> None:
-    """The same in a task that does not wait in its worker."""
+    """Count in a task that does not wait in its worker."""
     add_one(key)
 
 

@@ -1,4 +1,4 @@
-"""Packages of other people in the admin: history, themes, import and export. See `admins`, which each runs."""
+"""Packages of other people in the admin, with history, themes, import and export. Each test runs `admins`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ pytestmark = PLATFORMS
     "package", ["", "simple_history", "reversion", "auditlog", "import_export", "unfold", "jazzmin"]
 )
 def test_an_admin_with(package: str) -> None:
-    """F204, F211: Change page, conflict, list, deletion, revert, and the panel of an edit lock."""
+    """F204, F211: Change page, conflict, list, deletion, revert, and the panel of an edit lock work with the
+    package."""
     assert not package or find_spec(package), f"the group platforms lacks {package}"
     command = [sys.executable, "-m", "tests.platforms.admins"]
     done = subprocess.run(

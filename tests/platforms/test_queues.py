@@ -1,4 +1,4 @@
-"""Task queues: counts under a lock get lost in none of them, whatever their workers are made of."""
+"""Task queues lose no counts under a lock, whatever their workers are made of."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def send(name: str, **more: str) -> None:
 
 @pytest.mark.parametrize("worker", WORKERS)
 def test_queue(redis: Redis, worker: str) -> None:
-    """All tasks want one lock at once; each gets it."""
+    """All tasks want one lock at once, and each gets it."""
     name, queue = key(), worker.partition(" ")[0]
     more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri}
     send(name, **more)
@@ -50,7 +50,7 @@ def test_queue(redis: Redis, worker: str) -> None:
 
 @pytest.mark.parametrize("worker", ["rq", "dramatiq", "huey threads"])
 def test_coming_back(redis: Redis, worker: str) -> None:
-    """F126: a task whose lock is held leaves its worker, and comes back, with the defaults of its queue."""
+    """F126: A task whose lock is held leaves its worker, and comes back, with the defaults of its queue."""
     name, queue = key(), worker.partition(" ")[0]
     more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri, "PLATFORM_LATER": "yes"}
     send(name, **more)
@@ -64,7 +64,10 @@ def test_coming_back(redis: Redis, worker: str) -> None:
 
 @pytest.mark.parametrize("later", [False, True])
 def test_django_tasks(tmp_path: Path, later: bool) -> None:
-    """Two workers of its database backend. later: a task whose lock is held comes back."""
+    """Two workers of the database backend count under a lock.
+
+    - later: whether a task that meets a held lock is retried.
+    """
     name = key()
     more = {
         "PLATFORM_QUEUE": "django-tasks",

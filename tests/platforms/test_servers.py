@@ -1,4 +1,4 @@
-"""Web servers: counts under a lock get lost in none of them, with several processes, threads, greenlets or tasks."""
+"""Web servers lose no counts under a lock, with several processes, threads, greenlets or tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 pytestmark = PLATFORMS
 
 REQUESTS = 40
-#: What gunicorn's documentation says for gevent and --preload: patch before anything is imported.
+#: The patch of gunicorn's documentation for gevent and --preload, applied before any other import.
 PATCH = "from gevent import monkey\n\nmonkey.patch_all()\n"
 GUNICORN = ["gunicorn", "tests.platforms.site:wsgi", "--workers=2"]
 UVICORN = ["uvicorn", "tests.platforms.site:asgi", "--log-level=warning"]
@@ -52,7 +52,7 @@ def answers(address: str) -> bool:
 
 
 def hit(address: str) -> set[str]:
-    """Send many requests at once; the processes that answered."""
+    """Send many requests at once, and return the processes that answered."""
     with ThreadPoolExecutor(REQUESTS) as pool:
         found = list(pool.map(lambda _: get(address), range(REQUESTS)))
     assert {status for status, _ in found} == {200}
@@ -71,7 +71,7 @@ def hit(address: str) -> set[str]:
     ids=["sync", "gthread", "gthread preload", "gevent", "gevent preload"],
 )
 def test_gunicorn(options: list[str], tmp_path: Path) -> None:
-    """Also where the application is loaded before the fork; and all locks are free afterwards."""
+    """All counts arrive, also if the application is loaded before the fork. All locks are free afterwards."""
     patch, name = tmp_path / "gunicorn_conf.py", key()
     patch.write_text(PATCH)
     with served(*GUNICORN, *(option.format(patch=patch) for option in options)) as address:

@@ -1,6 +1,8 @@
-"""A project that is `tests.outside`, as a user of MongoDB: runs what standard input says, and reports as JSON.
+"""Act in the project `tests.outside` as a user of MongoDB. The tasks come from standard input, and the reports are
+JSON.
 
-``python -m tests.security.as_user`` gets a JSON list of tasks: the words of a command, or the name of a function here.
+``python -m tests.security.as_user`` gets a JSON list of tasks. A task is the words of a command, or the name of a
+function here.
 """
 
 import io
@@ -15,7 +17,7 @@ from django.core.management import call_command
 
 
 def locks() -> str:
-    """Acquire, wait for and renew a lock; in a transaction of several, too."""
+    """Acquire a lock, wait for it and renew it, also in a transaction of several."""
     from django_mongolock import mongo_lock
     from django_mongolock.backends import get_backend
 
@@ -37,7 +39,7 @@ def locks() -> str:
 
 
 def admin() -> str:
-    """The list, the dashboard, the page of a lock, the actions, the status."""
+    """Open the list, the dashboard, the page of a lock, the actions, and the status."""
     from django.contrib.auth.models import User
     from django.test import Client
     from django.test.utils import setup_test_environment
@@ -85,7 +87,7 @@ def documents() -> str:
 
 
 def run(task: list[str]) -> dict[str, Any]:
-    """Carry out one task; report its output, or its error in one line."""
+    """Carry out one task, and report its output, or its error in one line."""
     out = io.StringIO()
     try:
         if task[0] in ("locks", "admin", "declare", "documents"):

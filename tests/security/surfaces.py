@@ -1,4 +1,4 @@
-"""Every page, endpoint and command of the package. What is new must be added here: `test_surfaces` compares."""
+"""Every page, endpoint and command of the package. A new one must be added here, because `test_surfaces` compares."""
 
 import io
 import re
@@ -43,7 +43,7 @@ PAGES: Final[dict[str, list[str]]] = {
 }  # fmt: skip
 #: The actions of the list, each of which has a page that asks for a confirmation, or acts at once.
 ACTIONS: Final = {"ask_to_release", "force_release", "clear_stale"}
-#: Each command, with the arguments of which it shows something; {key} is the key of a lock that is held.
+#: Each command, with arguments for which it shows a lock. {key} is the key of a held lock.
 COMMANDS: Final[dict[str, list[list[str]]]] = {
     "list_locks": [
         [], ["--all"], ["--stale"], ["--waiting"], ["--deadlocks"], ["--json", "--all"], ["--json", "--deadlocks"],
@@ -61,7 +61,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
         ["{key} other", "--", "/nowhere/{key}"],
     ],
 }  # fmt: skip
-#: The addresses at which an object is edited under an edit lock: those of an admin, and of views of one's own.
+#: The addresses at which an object is edited under an edit lock, in an admin and in a project's own views.
 EDITED: Final[dict[str, str]] = {
     "change": "/admin/shop/order/{}/change/",
     "delete": "/admin/shop/order/{}/delete/",
@@ -69,14 +69,14 @@ EDITED: Final[dict[str, str]] = {
     "own": "/own/{}/",
     "async": "/async/{}/",
 }
-#: What the package gives a project for its own addresses: each class with the methods that answer requests.
+#: The classes of the package for a project's own addresses, with the methods that answer requests.
 MIXINS: Final[dict[str, set[str]]] = {
     "EditLockMixin": {"changeform_view", "changelist_view", "delete_view", "history_form_view"},
     "EditLockViewMixin": {"get", "post"},
     "DocumentLockAdminMixin": {"clear_stale_documents", "force_release_documents"},
     "VersionedAdmin": {"changeform_view", "changelist_view", "delete_view", "history_form_view"},
 }
-#: The addresses at which the other two are used, in the admins of the test project; {} is the id of an object.
+#: The addresses at which the other two are used in the admins of the test project. {} is the id of an object.
 OWN_ADMINS: Final[dict[str, str]] = {
     "a versioned object": "/admin/rates/rate/{rate}/change/",
     "a document with a lock": "/admin/shop/ad/{ad}/change/",
@@ -123,7 +123,7 @@ def operator(*permissions: str, **fields: Any) -> Client:
 
 
 def said(*command: str) -> str:
-    """What a command says, also if it is an error."""
+    """Return the output of a command, also if it is an error."""
     out = io.StringIO()
     try:
         call_command(*command, stdout=out, stderr=out)
@@ -157,11 +157,11 @@ def known_actions() -> set[str]:
 
 
 def leaves(response: Any) -> bool:
-    """Whether a response sends the browser to another site."""
+    """Return whether a response sends the browser to another site."""
     address = response.get("Location", "/").replace("\\", "/")
     return not re.match(r"/(?!/)|\?|\.|http://testserver/", address)
 
 
 def clean(fields: dict[str, str]) -> dict[str, str]:
-    """As a client can encode it."""
+    """Return the fields as a client can encode them."""
     return {k.encode(errors="replace").decode(): v.encode(errors="replace").decode() for k, v in fields.items()}

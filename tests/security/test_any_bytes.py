@@ -1,4 +1,4 @@
-"""Any bytes at every address: no error 500, no way to another site, and nothing that another one holds is taken."""
+"""Any bytes at any address cause no error 500 and no way to another site, and take no lock of another user."""
 
 import base64
 import re
@@ -24,7 +24,7 @@ from tests.test_admin import LIST, browser
 pytestmark = [WITH_MONGO, pytest.mark.long]
 
 METHODS = ["get", "head", "options", "post", "put", "patch", "delete"]
-#: What the script of an edit lock sends, what it does not, and no message of it.
+#: Messages of an edit lock's script, messages that it does not send, and an empty message.
 ACTIONS = ["take", "take-over", "beat", "leave", "read", "nonsense", ""]
 HEADERS = st.dictionaries(
     st.sampled_from(
@@ -55,9 +55,9 @@ QUERIES = st.dictionaries(
 @pytest.mark.parametrize("is_edited", [False, True])
 @pytest.mark.parametrize("name", [*PAGES, *EDITED, *OWN_ADMINS])
 def test_any_bytes(locks: Locks, name: str, *, is_edited: bool) -> None:
-    """F75: at every address, by every method, with any query, form, header and path, whoever asks.
+    """F75: Every address takes every method, with any query, form, header and path, from any user.
 
-    The ids of an action on documents are those of documents: any other text is a 500 of Django's, before an action is
+    The ids of an action on documents are those of documents. Any other text is a 500 of Django's, before an action is
     called.
     """
     locks.held("k")
@@ -123,7 +123,7 @@ def test_any_bytes(locks: Locks, name: str, *, is_edited: bool) -> None:
 
 @pytest.mark.parametrize("query", ["_to_field=", "_to_field=pk", "_to_field=%00", "_popup=1&_to_field="])
 def test_queries_of_popups(locks: Locks, query: str) -> None:
-    """F75: what Django's own lists take as the name of a field."""
+    """F75: Names of fields that Django's own lists accept do no harm."""
     locks.held("k")
     client = operator()
     for paths in PAGES.values():

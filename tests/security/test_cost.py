@@ -1,4 +1,4 @@
-"""What looking at locks costs, however many wait for them, and however large the documents of another program are."""
+"""The cost of looking at locks, with any number of waiters and with large documents of another program."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ GIANT = "x" * 15_000_000
 
 
 def test_fifty_thousand_waiters(locks: Locks) -> None:
-    """The list of what is waited for, and the deadlocks, with 50 locks of 1,000 waiters: within a second."""
+    """The list of waited-for locks and the deadlocks, with 50 locks of 1,000 waiters, take at most a second."""
     for number in range(50):
         waiters = [waiter(10 + place, worker=f"waits {number} {place}") for place in range(1_000)]
         locks.add(f"k{number}", [entry(1, worker=f"holds {number}")], waiters)
@@ -46,13 +46,13 @@ def test_fifty_thousand_waiters(locks: Locks) -> None:
 
 
 def memory(name: str) -> int:
-    """What the system says of the memory of this process, in megabytes."""
+    """Return the memory of this process in megabytes, as the system reports it."""
     (found,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(found.split()[1]) // 1_000
 
 
 def assert_cheap(looks: dict[str, Callable[[], Any]]) -> None:
-    """Each page and command answers in a few words, and has not read the giants."""
+    """Assert that each page and command answers in a few words, and has not read the giants."""
     for name, look in looks.items():
         Path("/proc/self/clear_refs").write_text("5")
         before = memory("VmRSS")
@@ -71,7 +71,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @linux
 def test_giants(locks: Locks, settings: Settings) -> None:
-    """Sixteen documents of 15 MB of another program: neither a page nor a command reads them, and all answer."""
+    """No page and no command reads sixteen documents of 15 MB of another program, and all of them answer."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 300, "COMMAND_TIMEOUT": 60}  # on a busy machine
     half = GIANT[:7_000_000]
     kinds: dict[str, dict[str, Any]] = {
@@ -115,8 +115,8 @@ def ads(mongo: MongoClient[Document]) -> Iterator[tuple[Collection[Document], Do
 
 @linux
 def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Document]]) -> None:
-    """Sixteen documents of 15 MB, in every field that the lock reads (an `_id` has 7): each page and command answers,
-    and none reads them. What cannot be judged is shown as damaged, and is left as it is."""
+    """Sixteen documents of 15 MB, in every field that the lock reads (an `_id` has 7), are not read. Each page and
+    command answers. A document that cannot be judged is shown as damaged, and stays as it is."""
     collection, lock = ads
     fields = lock.rules.fields
     holder, at, version, token = fields.holder, fields.time, fields.version, fields.token

@@ -1,4 +1,5 @@
-"""Edit locks at their addresses: who may not change an object writes nothing, and no redirect leaves the site."""
+"""Edit locks at their addresses. A user who may not change an object writes nothing, and no redirect leaves the
+site."""
 
 import itertools
 from typing import Any
@@ -54,12 +55,12 @@ def everything(locks: Locks) -> list[dict[str, Any]]:
 
 
 class TestWithoutTheRight:
-    """F73: nothing is written, by any action and method, whoever else is editing."""
+    """F73: Nothing is written, by any action and method, whoever else is editing."""
 
     @pytest.mark.long
     @pytest.mark.parametrize("is_edited", [False, True])
     def test_nothing_is_written(self, locks: Locks, order: Order, *, is_edited: bool) -> None:
-        """Neither to the lock of an object that is there, nor to one of an object that is not."""
+        """Nothing is written to the lock of an existing object, or to that of a missing one."""
         token = ""
         if is_edited:
             staff("anna").get(page_of(order))
@@ -80,7 +81,7 @@ class TestWithoutTheRight:
 
     @pytest.mark.long
     def test_keys_of_any_kind(self, locks: Locks) -> None:
-        """Also where the address is no primary key at all: two hundred requests, no document."""
+        """Two hundred requests with addresses that are no primary keys make no document."""
         client = browser()
         for number in range(200):
             client.post(f"/admin/shop/order/{number * 'x'}/change/?edit-lock=leave", {"edit_lock_tab": str(number)})
@@ -88,13 +89,13 @@ class TestWithoutTheRight:
 
 
 class TestVisitors:
-    """Who has no login: a session is made for who holds a lock, and for no one else."""
+    """Visitors without a login. A session is made for the holder of a lock, and for no one else."""
 
     @pytest.mark.long
     @pytest.mark.parametrize("page", ["own", "async"])
     def test_a_reader_has_no_session(self, locks: Locks, order: Order, page: str) -> None:
-        """Neither a row nor a cookie for a visitor of a page that another one edits, for a HEAD, a prefetch or an image
-        on another site, nor for what the page's script sends without a lock."""
+        """A visitor of a page that another one edits gets no session and no cookie. The same holds for a HEAD, a
+        prefetch, an image on another site, and requests of the page's script without a lock."""
         address = EDITED[page].format(order.pk)
         headers = ({"Sec-Fetch-Dest": "image"}, {"Sec-Purpose": "prefetch"}, {"Purpose": "prefetch"})
         for header in headers:
@@ -112,10 +113,10 @@ class TestVisitors:
 
 
 class TestRelease:
-    """A release is of one's own lock, or of nothing."""
+    """A user can release only a lock of his own."""
 
     def test_it_makes_no_document(self, locks: Locks, order: Order) -> None:
-        """F73: by whom it may; what was never taken leaves nothing behind."""
+        """F73: A release of a lock that was never taken leaves nothing behind, even if the user may take it."""
         for number in range(50):
             status = EditLock(edit_key(order), Person(str(number)), f"tab{number}").release()
             assert status.free
@@ -128,7 +129,7 @@ class TestRelease:
 
     @pytest.mark.long
     def test_it_leaves_the_lock_of_another_alone(self, locks: Locks, order: Order) -> None:
-        """No tombstone, no count, nothing: a document cannot be filled from outside."""
+        """No tombstone and no count is written. A document cannot be filled from outside."""
         anna, ben = staff("anna"), staff("ben")
         anna.get(page_of(order))
         before = everything(locks)
@@ -162,7 +163,7 @@ class TestOpening:
         ],
     )
     def test_get(self, locks: Locks, order: Order, page: str, headers: dict[str, str], takes: bool) -> None:
-        """A GET takes the lock if the browser opens the page, or does not say what it does."""
+        """A GET takes the lock if the browser opens the page, or sends no header about its purpose."""
         response = staff("anna").get(page.format(order.pk), headers=headers)
         assert response.status_code == 200
         assert bool(holders(order)) == takes
@@ -187,7 +188,7 @@ class TestRedirects:
 
     @pytest.mark.parametrize("start", ["//evil.example", "///evil.example", "/\\evil.example", "//evil.example//x"])
     def test_taking_over(self, order: Order, settings: Settings, start: str) -> None:
-        """A path that begins with two slashes would be the name of a host."""
+        """A path that begins with two slashes would be taken for the name of a host."""
         settings.ROOT_URLCONF = __name__
         client = staff("anna", "take_over_edit_lock")
         response = client.post(f"http://testserver{start}/own/{order.pk}/?edit-lock=take-over&x=1")

@@ -1,4 +1,4 @@
-"""Forms, addresses and settings that no page and no person of good will makes: what the reading of the source found."""
+"""Forms, addresses and settings that neither a page nor a well-meaning person makes, found by reading the source."""
 
 import json
 import pickle
@@ -34,7 +34,7 @@ from tests.test_admin import LIST
 
 SECRET = "hunter2"
 
-#: What is no `_id` of any document, or not for long: in the words of extended JSON.
+#: Values in extended JSON that are no `_id` of any document, or not for long.
 IDS = [
     "9" * 30, "null", "NaN", "1e400", "[1]", "{}", "true", '""', '"\\ud800"', "x", "[" * 100_000,
     *(f'{{"${name}": {value}}}' for name, value in [
@@ -53,7 +53,7 @@ IDS = [
 
 @pytest.fixture
 def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
-    """The names of a document lock of a model, and of one of a collection, whose ids may be anything."""
+    """Return the names of a document lock of a model, and of one of a collection with arbitrary ids."""
     collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["hand_made"]
     collection.insert_many([{"_id": ObjectId(), "state": "busy", "lockedBy": "h"}, {"_id": "a", "state": "busy"}])
     lock: DocumentLock[Document] = DocumentLock(
@@ -68,7 +68,7 @@ def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
 @WITH_MONGO
 @pytest.mark.parametrize(("path", "more"), [("others/", {"force": "x"}), ("force-release/", {"reason": "x"})])
 def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, more: dict[str, str]) -> None:
-    """F75: what can be no document gets 400, and what is none here is not found; an expression finds none."""
+    """F75: An impossible id gets 400, an unknown one is not found, and an expression finds nothing."""
     client = operator()
     for name in ("locks", *document_locks):
         for id_ in IDS:
@@ -86,7 +86,7 @@ def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, mo
     ("charset", "value"), [("raw_unicode_escape", r"\ud800"), ("utf-7", "%2B2AA-"), ("utf-16", "a")]
 )
 def test_another_encoding(locks: Locks, path: str, charset: str, value: str) -> None:
-    """F75: a request that says it is in an encoding with lone surrogates, as Python has some: 400, on every page."""
+    """F75: A request in an encoding with lone surrogates, as Python has some, gets 400 on every page."""
     locks.held("k")
     client = operator()
     path = path.format(Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100).pk)
@@ -100,7 +100,7 @@ def test_another_encoding(locks: Locks, path: str, charset: str, value: str) -> 
 
 @WITH_MONGO
 def test_a_billion_rows(locks: Locks, settings: Settings) -> None:
-    """The number of rows that a form says it has costs neither memory nor time: Django's own limit holds here, too."""
+    """The number of rows in a form costs neither memory nor time, because Django's own limit holds here, too."""
     settings.ROOT_URLCONF = "tests.editing.site"
     buyer = User.objects.create(username="buyer")
     client = staff("anna")
@@ -123,7 +123,7 @@ class TestAddresses:
     @pytest.mark.parametrize("path", ["//evil.example/a/", r"/\evil.example/a/", "/\t/evil.example/a/", r"/\/evil/",
                                       "/\n/evil.example/", "/a?b#c", "/a\u202eb", '/"><script>'])  # fmt: skip
     def test_own_address(self, rf: RequestFactory, path: str) -> None:
-        """Neither slashes nor backslashes nor what a browser leaves out make it the name of a host."""
+        """Slashes, backslashes and characters that a browser leaves out do not make the address the name of a host."""
         request = rf.get("/")
         request.path = path
         for address in (own_address(request), own_address(request, QueryDict("a=b"))):
@@ -132,12 +132,12 @@ class TestAddresses:
 
 
 class TestSecrets:
-    """Nothing secret is shown that was only needed."""
+    """Secrets that are used are not shown."""
 
     @pytest.mark.parametrize("option", ["tlsCertificateKeyFilePassword", "TLSCERTIFICATEKEYFILEPASSWORD"])
     def test_options(self, option: str) -> None:
-        """The options that have secrets are in OPTIONS, under names that Django's debug page hides; MongoDB's driver
-        takes them from there."""
+        """Options with secrets are in OPTIONS, under names that Django's debug page hides. MongoDB's driver takes them
+        from there."""
         url = f"mongodb://h/db?tls=true&{option}={SECRET}%2F&authMechanismProperties=AWS_SESSION_TOKEN:{SECRET}"
         entry = database_from_url(url)
         assert entry["HOST"] == "mongodb://h/db?tls=true"
@@ -149,8 +149,8 @@ class TestSecrets:
         assert SECRET not in repr(shown)
 
     def test_digests(self, settings: Settings) -> None:
-        """What a page carries of a value that it does not show, such as a PIN, cannot be compared with guesses; and the
-        same value looks different in another field."""
+        """A page carries a digest of a value that it does not show, such as a PIN. The digest cannot be compared with
+        guesses. The same value has another digest in another field."""
         field, other = Order._meta.get_field("item"), Order._meta.get_field("state")
         first = digest(field, "1234")
         assert digest(field, "1234") == first != digest(other, "1234")
@@ -159,13 +159,13 @@ class TestSecrets:
 
 
 def test_a_refused_document_steers_no_terminal() -> None:
-    """As every other error: what the server said of a document goes through `printable`, also after pickling."""
+    """Like every other error, the server's text about a document goes through `printable`, also after pickling."""
     error = DocumentRefused("ads", "x\u202e", "a\x1b[2Jb\u202e")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
     assert str(error).isprintable()
 
 
 def test_names_of_tasks() -> None:
-    """The name of a task may have separators, too: `sync:1` without arguments is not `sync` with 1."""
+    """The name of a task may have separators, too. `sync:1` without arguments is not `sync` with 1."""
     assert call_key("sync:a=1", {}) != call_key("sync", {"a": 1})
     assert call_key("shop.tasks.export", {"ad_id": 1}) == "once:shop.tasks.export:ad_id=1"

@@ -1,4 +1,4 @@
-"""A value from outside means one thing, or nothing at all: the forms of a template's fields; what makes no key."""
+"""A value from outside has one meaning or none. The forms of a template's fields, and values that make no key."""
 
 import json
 import time
@@ -38,7 +38,7 @@ FORMS = ["shop.Order", "shop.Ad", "shop.Seller", "int", "uuid", "slug"]
 
 
 class TestForms:
-    """F72: all spellings of a value are one key, and what is no value is refused."""
+    """F72: All spellings of a value are one key, and an invalid value is refused."""
 
     @pytest.mark.parametrize(
         ("form", "spellings", "key"),
@@ -52,7 +52,7 @@ class TestForms:
         ],
     )
     def test_one_key(self, form: str, spellings: list[Any], key: str) -> None:
-        """F72: a row, a number or a UUID has one key, however it is written."""
+        """F72: A row, a number or a UUID has one key, however it is written."""
         assert {str(lock_key(f"x:{{a:{form}}}", a=value)) for value in spellings} == {key}
 
     @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ class TestForms:
         ],
     )
     def test_no_value(self, form: str, values: list[Any]) -> None:
-        """What is none is refused, in words that name the template, and short ones."""
+        """An invalid value is refused in a short text that names the template."""
         for value in values:
             with pytest.raises(LockKeyInvalid, match="key template 'x:") as refusal:
                 lock_key(f"x:{{a:{form}}}", a=value)
@@ -77,7 +77,7 @@ class TestForms:
     @example("\ud800", "shop.Order")
     @example("\0", "uuid")
     def test_anything(self, value: Any, form: str) -> None:
-        """F75: whatever a request brings, it is a key or LockKeyInvalid; and a key that is made is in its form."""
+        """F75: Every value of a request makes a key or LockKeyInvalid. A key that is made has its form."""
         try:
             key = str(lock_key(f"x:{{a:{form}}}", a=value))
         except LockKeyInvalid:
@@ -125,7 +125,7 @@ class TestForgottenF:
         "key", ["order:{order_id}", "{a}", "a:{order.pk}", "a:{rows[0]}:{b}", "a:{b!r}", "a:{b:>5}"]
     )
     def test_refused(self, key: str) -> None:
-        """Wherever a plain key is given; the error names the cure."""
+        """A bad plain key is refused everywhere, with an error that names the cure."""
         uses: list[Callable[[], object]] = [
             lambda: mongo_lock(key),
             lambda: mongo_lock("other", key),
@@ -140,8 +140,8 @@ class TestForgottenF:
         assert mongo_lock(key).key == key
 
     def test_braces_in_a_value(self) -> None:
-        """F145: a value with braces is text where the key is made from a template. An f-string cannot be told from a
-        forgotten one, so its error names what takes any value."""
+        """F145: In a key made from a template, a value with braces is text. An f-string looks like a forgotten one, and
+        its error names the alternative for any value."""
         visitor = "{order_id}"
         with pytest.raises(LockKeyInvalid, match=r"make it with lock_key.*braces in a value are data") as refused:
             mongo_lock(f"note:{visitor}")
@@ -150,11 +150,11 @@ class TestForgottenF:
         assert mongo_locked("note:{text}")(lambda text: "ran")(visitor) == "ran"
         assert mongo_lock(lock_key("x:{a}", a="{b}")).key == "x:{b}"
         assert mongo_lock(lock_key("x:{{a}}")).key == "x:{a}"
-        assert mongo_locked("x:{{a}}")(lambda: "ran")() == "ran"  # a template, whose braces are text
+        assert mongo_locked("x:{{a}}")(lambda: "ran")() == "ran"  # a template with braces as text
 
 
 class TestCost:
-    """A key from a request costs as little as any other request does."""
+    """A key from a request costs as little as any other request."""
 
     @pytest.mark.parametrize(
         ("template", "values"),
@@ -207,7 +207,7 @@ class Plain(View):
 
 
 def plain() -> Any:
-    """A class of its own, which may be decorated."""
+    """Return a new class that may be decorated."""
     return type("Plain", (Plain,), {})
 
 
@@ -241,11 +241,12 @@ NO_KEYS = ["x" * 600, "%00", "a%0Ab", "a%E2%80%A8b", "%C2%85", "%1B%5B2J"]
 @pytest.mark.django_db
 @pytest.mark.urls(__name__)
 class TestViews:
-    """F75: an address whose values make no key is the client's mistake."""
+    """F75: An address whose values make no key is the client's mistake."""
 
     @pytest.mark.parametrize("kind", VIEWS)
     def test_400(self, kind: str) -> None:
-        """F75: too long, NUL, newline, controls: 400, and neither a stack trace nor the key."""
+        """F75: A text that is too long, or has NUL, newlines or control characters, gets 400. The response shows no
+        stack trace and no key."""
         client = Client(raise_request_exception=False)
         for name in NO_KEYS:
             response = client.get(f"/{kind}/{name}")
@@ -265,7 +266,7 @@ class TestViews:
         assert "'request.user.pk' is None" in caplog.text
 
     def test_the_own_error_of_a_view(self) -> None:
-        """What the view itself raises stays an error 500: it is a mistake in the code."""
+        """An error of the view itself stays an error 500, because it is a mistake in the code."""
 
         @mongo_locked("own:{name}", on_contention="respond")
         def wrong(request: HttpRequest, name: str) -> HttpResponse:
@@ -276,7 +277,7 @@ class TestViews:
             wrong(HttpRequest(), "a")
 
     def test_other_policies(self) -> None:
-        """Without a response to give, LockKeyInvalid is raised, and no work is skipped for it."""
+        """Without a response to give, LockKeyInvalid is raised, and no work is skipped."""
         for policy in ("raise", "skip", lambda *args, **kwargs: "busy"):
             with pytest.raises(LockKeyInvalid):
                 mongo_locked("x:{a}", on_contention=policy)(print_nothing)("\0")
@@ -288,7 +289,7 @@ class TestViews:
 
 
 def warnings(*patterns: Any) -> list[CheckMessage]:
-    """What the check says of these addresses."""
+    """Return the messages of the check about these addresses."""
     with pytest.MonkeyPatch.context() as patch:
         resolver = type("Resolver", (), {"url_patterns": list(patterns)})
         patch.setattr("django_mongolock.management.checks.get_resolver", resolver)
@@ -299,7 +300,7 @@ WITH_TEXT = {"function", "afunction", "class", "method", "decorated", "viewset"}
 
 
 class TestCheck:
-    """W010: a view whose key has text from the address."""
+    """W010: A view has a key with text from the address."""
 
     @pytest.mark.parametrize(
         "address",
@@ -312,8 +313,8 @@ class TestCheck:
         ],
     )
     def test_every_kind_of_view(self, address: Any) -> None:
-        """Functions, classes, methods, and what other decorators make of them, below other addresses, too; with and
-        without a converter, and behind a regular expression, whose digits have many spellings as well."""
+        """The check finds functions, classes, methods and decorated ones, below other addresses, too. The text may have
+        a converter or none, or come from a regular expression, because its digits have many spellings as well."""
         [found] = warnings(address)
         assert found.id == "mongolock.W010"
         assert all(part in str(found) for part in ("'seen:{name}'", "name>", "{name:app.Model}", "{name!s}"))
@@ -329,12 +330,12 @@ class TestCheck:
         ],
     )
     def test_nothing_to_say(self, address: Any) -> None:
-        """Of values that a converter or a form brings into one spelling, of slugs, which are names, and of a text that
-        is said to be one in each of its spellings."""
+        """Values that a converter or a form brings into one spelling cause no message. Slugs and texts declared as
+        exact cause none, either."""
         assert warnings(address) == []
 
     def test_this_project(self, settings: Settings) -> None:
-        """The demo has none; a project without addresses, or with broken ones, is left to Django's checks."""
+        """The demo causes no message. A project without addresses, or with broken ones, is left to Django's checks."""
         assert check_views(app_configs=None) == []
         settings.ROOT_URLCONF = "nowhere.urls"
         assert check_views(app_configs=None) == []

@@ -1,4 +1,4 @@
-"""The documented roles run exactly the documented commands: with login, key file and TLS, in processes of their own."""
+"""The documented roles run exactly the documented commands, with login, key file and TLS, in processes of their own."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.test_authentication import DATABASE, PASSWORD, Authority, documented_
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
-#: What a site runs, and what it must not print.
+#: Commands of a site, and texts that they must not print.
 COMMANDS = [
     ["check"], ["check", "--database", "locks"], ["locks"], ["admin"], ["list_locks", "--all"],
     ["list_locks", "--deadlocks"], ["clear_stale_locks", "--no-input"], ["release_lock", "handed", "--no-input"],
@@ -28,7 +28,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A replica set that asks for a login and encrypts, with a user for each documented role; its URI."""
+    """Start a replica set with login and TLS, with a user for each documented role, and yield its URI."""
     access = Authority(tmp_path_factory.mktemp("rights")).access("127.0.0.1")
     with ReplicaSet(access=Access(True, access.certificate, access.authority)) as servers:
         with servers.members[0].client() as client:
@@ -54,7 +54,7 @@ def root_of(guarded: str) -> Iterator[MongoClient[Document]]:
 
 
 def run(uri: str, user: str, *tasks: list[str], history: int = 0) -> dict[str, dict[str, Any]]:
-    """Let a project that logs in as *user* carry out these tasks; return the reports by their words."""
+    """Let a project that logs in as *user* carry out these tasks, and return the reports by their words."""
     environment = os.environ | {
         "MONGODB_URI": uri,
         "MONGODB_NAME": DATABASE,
@@ -72,7 +72,7 @@ def run(uri: str, user: str, *tasks: list[str], history: int = 0) -> dict[str, d
 
 
 def test_the_documented_commands(guarded: str) -> None:
-    """F60, F74: the deploy role migrates, the other one does everything else, and check finds nothing wrong."""
+    """F60, F74: The deploy role migrates, the other one does everything else, and check finds nothing wrong."""
     deployed = run(guarded, "mongolockDeploy", ["migrate", "--database", "locks"], ["migrate"], *COMMANDS[:2])
     assert {name: report["error"] for name, report in deployed.items() if report["error"]} == {}
     reports = run(guarded, "mongolock", *COMMANDS)
@@ -85,7 +85,7 @@ def test_the_documented_commands(guarded: str) -> None:
         assert "no issues" in deployed[name]["out"] + reports[name]["out"]
 
 
-#: What `migrate` says of each documented right that is taken away, if it fails at all.
+#: The check that `migrate` reports for each missing documented right, if it fails at all.
 FAILS = {
     ("mongolock_locks", "find"): "E102",
     ("mongolock_locks", "insert"): "E102",
@@ -99,7 +99,7 @@ FAILS = {
 
 
 def test_each_right_of_a_deployment(guarded: str, root_of: MongoClient[Document]) -> None:
-    """F143: with a document lock, too, the documented deploy roles run the documented `migrate`. Without one of their
+    """F143: With a document lock, too, the documented deploy roles run the documented `migrate`. Without one of their
     rights, it works all the same, or the error is about that right."""
     roles = documented_roles()
     rights = [*roles["mongolockDeploy"]["privileges"], *roles["mongolockDocuments"]["privileges"]]
@@ -124,7 +124,7 @@ def test_each_right_of_a_deployment(guarded: str, root_of: MongoClient[Document]
 
 
 def test_a_missing_right_is_named(guarded: str) -> None:
-    """F74: every command and the check say which right is missing, in a line, without the server's words."""
+    """F74: Every command and the check say which right is missing, in a line, without the server's words."""
     tasks = [["check", "--database", "locks"], *COMMANDS[4:8]]
     for name, report in run(guarded, "blind", *tasks).items():
         said = str(report["error"])
@@ -135,8 +135,8 @@ def test_a_missing_right_is_named(guarded: str) -> None:
 
 
 def test_documents(guarded: str) -> None:
-    """F74: the documented role for documents holds, lists and clears them; without it, the check and the errors say
-    which rights on which collection are missing."""
+    """F74: The documented role for documents holds, lists and clears them. Without it, the check and the errors name
+    the missing rights and their collection."""
     tasks = [["documents"], ["check", "--database", "locks"], ["list_locks"], ["clear_stale_locks", "--no-input"]]
     may = run(guarded, "mongolockDocuments", *tasks)
     assert {name: report["error"] for name, report in may.items() if report["error"]} == {}
@@ -152,7 +152,7 @@ def test_documents(guarded: str) -> None:
 
 
 def test_history(guarded: str) -> None:
-    """F74: with the documented rights, a history is written and shown. Without them, the check and the pages say which
+    """F74: With the documented rights, a history is written and shown. Without them, the check and the pages say which
     are missing, and the locks and the page of a lock are there all the same."""
     migrated = run(guarded, "keeperDeploy", ["migrate", "--database", "locks"], history=1)
     assert [report["error"] for report in migrated.values()] == [None]

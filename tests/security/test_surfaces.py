@@ -1,4 +1,4 @@
-"""What others wrote, on every page and in the output of every command; and any bytes at every address."""
+"""Texts of others on every page and in the output of every command, and any bytes at every address."""
 
 import base64
 import html
@@ -45,15 +45,15 @@ from tests.test_admin import LIST, fields_of
 STATUS = f"{LIST}status/"
 #: An element, and the end of any attribute.
 HTML = "<i x=1>'\""
-#: Reverses what follows, hides it, erases a terminal, ends a line, is no character.
+#: Characters that reverse or hide text, erase a terminal, end a line, or are no character.
 EVIL = f"a\u202eb\u2066c\u200fd\x1b[2Je\x9bf\u2028g\x07h{HTML}"
-#: What a key may have of that.
+#: The part of that text which a key may have.
 EVIL_KEY = f"k\u202e\u2066\u200fevil{HTML}"
 FACTS = ("label", "owner", "user", "place", "host", "thread")
 
 
 def test_no_surface_is_missing() -> None:
-    """These are all pages, actions and commands that there are: what is new must be attacked as well."""
+    """The lists name all pages, actions and commands. A new one must be attacked as well."""
     assert set(PAGES) == known_pages()
     assert set(COMMANDS) == known_commands()
     assert known_actions() == ACTIONS
@@ -66,14 +66,15 @@ def shown(text: str) -> set[str]:
 
 
 def seen(page: str) -> str:
-    """What a person sees of a page: its text, and the texts of attributes that are shown or read out."""
+    """Return the text of a page that a person sees, including attributes that are shown or read out."""
     attributes = re.findall(r'\b(?:title|aria-label|data-label|alt|placeholder)="([^"]*)"', page)
     return html.unescape(" ".join([re.sub(r"<[^>]*>", " ", page), *attributes]))
 
 
 @pytest.fixture
 def evil(locks: Locks, history: Collection[Document]) -> Locks:
-    """A held, a stale and a free lock, a damaged one and a deadlock, with hostile text in every field; a history."""
+    """Add a held, a stale and a free lock, a damaged one, a deadlock, and a history, with hostile text in every
+    field."""
     facts: dict[str, Any] = dict.fromkeys(FACTS, EVIL)
     one, two = {**facts, "worker": "one"}, {**facts, "worker": "two"}
     last = {**entry(9), **facts}
@@ -94,7 +95,7 @@ class TestShown:
 
     @pytest.mark.long
     def test_pages(self, evil: Locks) -> None:
-        """Every page, and the pages that ask for a confirmation."""
+        """Every page is clean, including pages that ask for a confirmation."""
         client = operator()
         pages = {f"{name} {address}": client.get(address) for name, address in addresses(EVIL_KEY)}
         for prefix in ("stale", "free", "damaged"):
@@ -114,7 +115,7 @@ class TestShown:
         assert "k\\u202e\\u2066\\u200fevil" in seen(pages[f"lock_changelist {LIST}"].content.decode())
 
     def test_forms_still_work(self, evil: Locks) -> None:
-        """The values of hidden fields are what they were: such a lock can be released."""
+        """Hidden fields keep their values, and such a lock can be released."""
         client = operator()
         form = {"action": "force_release", "index": 0, "_selected_action": [f"other {EVIL_KEY}"]}
         page = client.post(f"{LIST}?state=all", form)
@@ -123,9 +124,9 @@ class TestShown:
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_commands(self, evil: Locks, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-        """What every command prints, and its errors; it prints something about the lock, too."""
+        """Every command prints something about the lock, and neither its output nor its errors show the text raw."""
         texts = [said(name, *(each.format(key=EVIL_KEY, owner=EVIL) for each in words)) for words in COMMANDS[name]]
-        text = "".join([*texts, *capfd.readouterr()])  # also what a program says that it starts
+        text = "".join([*texts, *capfd.readouterr()])  # also the messages about started programs
         found = shown(text)
         assert not found, sorted(map(ascii, found))
         assert "evil" in text
@@ -141,7 +142,7 @@ class TestShown:
 
 @WITH_MONGO
 class TestAnotherSite:
-    """The locks of another site in the same collection: no page and no command shows or changes them."""
+    """No page and no command shows or changes locks of another site in the same collection."""
 
     @pytest.fixture
     def theirs(self, locks: Locks, history: Collection[Document], settings: Settings) -> Iterator[None]:
@@ -160,7 +161,7 @@ class TestAnotherSite:
 
     @pytest.mark.witness
     def test_pages(self, theirs: None) -> None:
-        """Every page, also at the addresses of their keys; actions and forms."""
+        """Every page, also at the addresses of their keys, with actions and forms, hides the other site."""
         client = operator()
         for number in (1, 2, 3):
             for _, address in addresses(f"theirs-only:{number}"):
@@ -176,12 +177,12 @@ class TestAnotherSite:
 
     @staticmethod
     def compare(page: str, number: int) -> None:
-        """A page may repeat the key that it was asked for, and says nothing else."""
+        """Assert that a page repeats at most the requested key."""
         assert "theirs-only" not in page.replace(f"theirs-only:{number}", "")
 
     @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run_locked", "run_leader"}))
     def test_commands(self, theirs: None, name: str) -> None:
-        """Every command but the one that runs a program under a key of its own."""
+        """Every command hides the other site, except the one that runs a program under a key of its own."""
         asked = r"mine:(no such )?theirs-only:1|theirs-only:1\*|\"theirs-only\"|'theirs-only'"
         for words in COMMANDS[name]:
             text = said(name, *(each.format(key="theirs-only:1", owner="theirs-only") for each in words))
@@ -189,7 +190,7 @@ class TestAnotherSite:
 
 
 class TestLogs:
-    """A value cannot pass for a field, nor for a line."""
+    """A value cannot pass for a field or for a line."""
 
     @pytest.mark.parametrize(
         ("value", "text"),
@@ -207,7 +208,7 @@ class TestLogs:
         ],
     )
     def test_quotes(self, caplog: pytest.LogCaptureFixture, value: object, text: str) -> None:
-        """A single word needs none; the field of the record keeps the value."""
+        """A single word needs no quotes. The field of the record keeps the value."""
         caplog.set_level(logging.INFO, "django_mongolock")
         log(INFO, "lock lost", key=value, token=17)
         assert caplog.messages == [f"lock lost key={text} token=17"]
@@ -230,7 +231,7 @@ def test_printable(text: str) -> None:
 @pytest.mark.long
 @WITH_MONGO
 def test_no_second_place_for_guesses(locks: Locks) -> None:
-    """No password is looked at: the login page is the only place to guess at."""
+    """No password is checked here. The login page is the only place to guess passwords."""
     operator("view_lock_status", username="monitor", password=make_password("right"))
     sent = "Basic " + base64.b64encode(b"monitor:right").decode()
     response = Client().get(STATUS, headers={"Authorization": sent})
@@ -245,8 +246,8 @@ EVIL_NAME = "a\u202eb\x1b[2J<i x=1>"
 @WITH_MONGO
 @pytest.mark.parametrize("action", ["clear_stale_documents", "force_release_documents"])
 def test_what_the_log_of_the_admin_shows(locks: Locks, action: str) -> None:
-    """The name of a holder, which any program may have written, goes through `printable` into the history of an object
-    and the list of recent actions, which are Django's own pages."""
+    """The name of a holder may come from any program. `printable` cleans the name for the history of an object and the
+    list of recent actions, both pages of Django."""
     ad = Ad.objects.create(
         user_id="u", title="bike", price=5, export_status="exporting", locked_by=EVIL_NAME,
         lock_timestamp=timezone.now().replace(year=2020),

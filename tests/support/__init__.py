@@ -1,4 +1,4 @@
-"""What tests share: waiting, servers, documents, processes, browsers."""
+"""Common parts of the tests, for waiting, servers, documents, processes, and browsers."""
 
 import os
 from typing import Final

@@ -1,4 +1,5 @@
-"""What the tests in a real browser share: the browser, a strict Content-Security-Policy, somebody who is logged in."""
+"""Common parts of the tests in a real browser, such as the browser, a strict Content-Security-Policy, and a user who is
+logged in."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ MIDDLEWARE: Final = "tests.support.browsing.strict_policy"
 
 
 def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """The middleware of a site that takes this seriously."""
+    """Return the middleware of a site with a strict policy."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         response = get_response(request)
@@ -31,7 +32,7 @@ def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callab
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A browser, or the test is skipped. Playwright has an event loop in this thread, and Django shall not mind."""
+    """Yield a browser, or skip the test. Playwright has an event loop in this thread, and Django shall not mind."""
     parts.require("Chromium")
     with chromium() as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
@@ -40,7 +41,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(running: Any, base: str, user: User, **options: Any) -> Iterator[Any]:
-    """A page of the browser for *user*; what it complains of is in `page.complaints`, and must be nothing."""
+    """Open a page of the browser for *user*. The page must have no complaints (`page.complaints`) at the end."""
     client = Client()
     client.force_login(user)
     context = running.new_context(base_url=base, **options)

@@ -28,13 +28,13 @@ def failpoint(
             client.admin.command("configureFailPoint", name, mode="off")
 
 
-#: The servers whose faults this process sets: it may set several.
+#: The servers with faults set by this process. A process may set several.
 _reserved: set[str] = set()
 
 
 @contextlib.contextmanager
 def reserved(client: MongoClient[Any]) -> Iterator[None]:
-    """Keep the other processes of the test run from setting faults of that server; wait until none of them does."""
+    """Keep the other processes of the test run from setting faults of that server. Wait until none of them does."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -1,4 +1,4 @@
-"""A child of the test's own process: it inherits whatever is held."""
+"""A child of the test's own process, with all inherited locks."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-#: For tests that fork: Python warns a process that has threads.
+#: Marks of tests that fork. Python warns a process that has threads.
 FORKS = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -16,10 +16,11 @@ FORKS = [
 
 
 def in_child(call: Callable[[], object]) -> None:
-    """Have *call* made in a forked child, which then ends by `os._exit`. Raises AssertionError if it raised."""
+    """Call *call* in a forked child, and end the child with `os._exit`. AssertionError is raised if *call* raised."""
     child = os.fork()
     if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the test runner has there: a child that hangs ends
+        # replaces the test runner's handler, so that a hanging child ends
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)
         try:
             call()

@@ -36,7 +36,7 @@ HOSTILE_KEYS = [
     "y" * 512,
 ]
 
-#: What somebody else may have written into one field of a lock that is held, and a word of what is said of it.
+#: Values that somebody else may have written into one field of a held lock, and a word of the error about each.
 DAMAGE: dict[str, tuple[Document, str]] = {
     "token is a double": ({"token": 1.5}, "token"),
     "token is too large": ({"token": Int64(2**63 - 1)}, "token"),
@@ -66,12 +66,12 @@ def clock(client: MongoClient[Document]) -> str:
 
 
 def now() -> datetime:
-    """The server's time: its clock is ours here, in milliseconds."""
+    """Return the server's time in milliseconds. Tests and server share a clock."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
 def entry(number: int = 1, *, left: float = 600, held_for: float = 75, **facts: Any) -> Document:
-    """A holder whose lease ends in *left* seconds."""
+    """Return a holder with a lease that ends in *left* seconds."""
     moment = now()
     return {
         **_blank(HOLDER_FIELDS),
@@ -104,7 +104,7 @@ def waiter(number: int = 100, *, left: float = 600, **facts: Any) -> Document:
 def document(
     key: Any, holders: Sequence[Document] = (), waiters: Sequence[Document] = (), change: Document | None = None
 ) -> Document:
-    """A lock document that is whole, but for what *change* sets."""
+    """Return a whole lock document, with the fields of *change* replaced."""
     made: Document = {
         **_blank(DOCUMENT_FIELDS),
         "_id": key,
@@ -145,7 +145,7 @@ class Locks:
         self.collection.insert_one(document(key, holders, waiters, {"clock": self.clock, **(change or {})}))
 
     def held(self, *keys: str, left: float = 600) -> None:
-        """Add locks that somebody holds."""
+        """Add held locks."""
         for number, key in enumerate(keys, 1):
             self.add(key, [entry(number, left=left)])
 
@@ -172,12 +172,12 @@ class Locks:
         )
 
     def renew_indexes(self) -> None:
-        """Make them again: an index remembers for ever that it has once seen an array."""
+        """Make the indexes again. An index remembers for ever that it has once seen an array."""
         self.collection.drop_indexes()
         ensure_indexes(self.collection)
 
     def explain(self, sent: Document) -> Document:
-        """The statistics of an aggregation that was sent. It does not go through the whole collection."""
+        """Return the statistics of a sent aggregation, and assert that it does not scan the whole collection."""
         asked = {"aggregate": sent["aggregate"], "pipeline": sent["pipeline"], "cursor": {}}
         found = self.collection.database.command("explain", asked, verbosity="executionStats")
         assert "COLLSCAN" not in str(found)

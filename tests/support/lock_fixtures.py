@@ -1,4 +1,4 @@
-"""Fixtures of the tests that look at locks through Django: model, admin, commands, checks."""
+"""Fixtures of the tests that read locks through Django, with model, admin, commands and checks."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ NOBODY = "mongodb://user:hunter2@127.0.0.1:9/?directConnection=true"
 
 
 class Commands(monitoring.CommandListener):
-    """What a client sends, but for what every connection does."""
+    """The commands that a client sends, except those of every connection."""
 
     def __init__(self) -> None:
         self.sent: list[Document] = []
@@ -37,17 +37,18 @@ class Commands(monitoring.CommandListener):
         pass
 
     def names(self) -> list[str]:
-        """What was sent, by name."""
+        """Return the names of the sent commands."""
         return [next(iter(command)) for command in self.sent]
 
     def clear(self) -> None:
-        """Forget what was sent."""
+        """Forget the recorded commands."""
         self.sent.clear()
 
 
 @pytest.fixture
 def locks(db: None, mongo: MongoClient[Document]) -> Iterator[Locks]:
-    """The locks collection of the test's database: empty, with its indexes; empty again for those after it."""
+    """Return the empty locks collection of the test's database, with its indexes. The collection is emptied again
+    afterwards."""
     collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["mongolock_locks"]
     collection.delete_many({})
     ensure_indexes(collection)
@@ -57,7 +58,7 @@ def locks(db: None, mongo: MongoClient[Document]) -> Iterator[Locks]:
 
 @pytest.fixture
 def history(locks: Locks, settings: Settings) -> Iterator[Collection[Document]]:
-    """The collection of the history: one is kept, and there is none yet."""
+    """Turn the history on, and provide its collection. The collection does not exist yet."""
     collection = locks.collection.database[f"{locks.collection.name}_history"]
     collection.drop()
     settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
@@ -68,7 +69,7 @@ def history(locks: Locks, settings: Settings) -> Iterator[Collection[Document]]:
 
 @pytest.fixture
 def connect(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Gives the engine another connection for the rest of the test."""
+    """Return a function that gives the engine another connection for the rest of the test."""
 
     def connect(host: str | None = None, **options: Any) -> None:
         settings = connections["mongo"].settings_dict
@@ -84,7 +85,7 @@ def connect(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
 
 @pytest.fixture
 def commands(connect: Callable[..., None]) -> Commands:
-    """What the engine sends from now on."""
+    """Record the commands of the engine from now on."""
     listener = Commands()
     connect(event_listeners=[listener])
     return listener
@@ -99,20 +100,20 @@ def away(connect: Callable[..., None], settings: Settings) -> None:
 
 @pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
 def face(request: pytest.FixtureRequest) -> Face:
-    """Both faces of the same lock."""
+    """Return the blocking or the async methods of a lock."""
     chosen: Face = request.param
     return chosen
 
 
 @pytest.fixture
 def do(face: Face) -> Callable[..., Any]:
-    """Calls a method of any object by its name: the method itself, or its awaited twin."""
+    """Return a function that calls a method of any object by its name, either the method itself or its awaited twin."""
     return face.call
 
 
 @pytest.fixture
 def in_thread() -> Iterator[Callable[..., threading.Thread]]:
-    """Starts daemon threads and sees to it that they have ended when the test has."""
+    """Return a function that starts daemon threads. The threads have ended when the test has."""
     started: list[threading.Thread] = []
 
     def in_thread(call: Callable[[], object]) -> threading.Thread:

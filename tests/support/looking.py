@@ -1,4 +1,4 @@
-"""What tests of the Django layer share: keys of their own, somebody else who holds them, what is stored."""
+"""Common parts of the tests of the Django layer, such as new keys, another holder, and stored documents."""
 
 import threading
 import uuid
@@ -14,30 +14,30 @@ from django_mongolock.engine.lock.lock import MongoLock
 
 
 def new_key(kind: str = "test") -> str:
-    """A key that nobody else uses."""
+    """Return a key that nobody else uses."""
     return f"{kind}:{uuid.uuid4().hex}"
 
 
 def document(key: str, using: str | None = None) -> dict[str, Any]:
-    """The stored document of *key*; an empty one if there is none."""
+    """Return the stored document of *key*, or an empty one."""
     return mongo_store(using).latest.find_one({"_id": {"$eq": key}}) or {}
 
 
 def holders(key: str, using: str | None = None) -> list[dict[str, Any]]:
-    """Who holds *key*, as it is stored."""
+    """Return the stored holders of *key*."""
     found: list[dict[str, Any]] = document(key, using).get("holders", [])
     return found
 
 
 def holder(key: str) -> dict[str, Any]:
-    """The only holder of *key*."""
+    """Return the only holder of *key*."""
     (found,) = holders(key)
     return found
 
 
 @contextmanager
 def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
-    """What a receiver of *signal* is told within the block."""
+    """Record the arguments for a receiver of *signal* within the block."""
     told: list[dict[str, Any]] = []
 
     def note(**facts: Any) -> None:
@@ -52,7 +52,7 @@ def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
 
 @contextmanager
 def in_another_thread(lock: MongoLock) -> Iterator[MongoLock]:
-    """Another thread holds *lock*: that is contention, not reentry. Raises LockNotAcquired if it is refused."""
+    """Hold *lock* in another thread, as contention instead of reentry. LockNotAcquired is raised if it is refused."""
     ready, done = threading.Event(), threading.Event()
     errors: list[LockNotAcquired] = []
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Packages:
-    """What is uploaded: two files."""
+    """The two files that are uploaded."""
 
     sdist: Path
     wheel: Path
@@ -33,7 +33,8 @@ class Packages:
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    """The sdist of this checkout, and the wheel of that sdist; or those in the folder DIST. Needs no network."""
+    """Return the sdist of this checkout and the wheel of that sdist, or those in the folder DIST. No network is
+    needed."""
     if given := os.environ.get("DIST"):
         return find(Path(given))
     return build(tmp_path_factory.mktemp("packages"))
@@ -46,6 +47,6 @@ def build(folder: Path) -> Packages:
 
 
 def find(folder: Path) -> Packages:
-    """Those that are in *folder*."""
+    """Return the packages in *folder*."""
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return Packages(sdist, wheel)

@@ -1,4 +1,4 @@
-"""Starts a management command as a cron job would: without a terminal, and with the test's databases."""
+"""Start a management command as a cron job would, without a terminal, and with the test's databases."""
 
 import io
 import os
@@ -15,13 +15,14 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 def heed_signals() -> None:
-    """A shell starts what it runs in the background with signals ignored, and everybody inherits that."""
+    """Restore the default signals. A shell starts background processes with signals ignored, and their children inherit
+    that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def python(*arguments: str, folder: Path | None = None, **environment: str) -> str:
-    """Run Python with *arguments* to its end; return its output. Fails where it fails."""
+    """Run Python with *arguments* to its end, and return its output. A failure of it fails the test."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -37,14 +38,14 @@ def python(*arguments: str, folder: Path | None = None, **environment: str) -> s
 
 
 def said_by(*command: str) -> str:
-    """What a management command prints, which runs in this process."""
+    """Return the output of a management command that runs in this process."""
     out = io.StringIO()
     call_command(*command, stdout=out)
     return out.getvalue()
 
 
 def starting() -> Iterator[Start]:
-    """Gives what starts a command. Afterwards all are ended."""
+    """Yield a function that starts a command. Afterwards all commands are ended."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, module: str = "django", **environment: str) -> subprocess.Popen[str]:
@@ -63,7 +64,7 @@ def starting() -> Iterator[Start]:
     yield start
     for process in started:
         process.send_signal(signal.SIGCONT)
-        process.terminate()  # so that it ends the program too, which would keep the pipes open
+        process.terminate()  # ends the program too, because the program would keep the pipes open
     for process in started:
         try:
             process.communicate(timeout=30)
@@ -75,7 +76,7 @@ def starting() -> Iterator[Start]:
 
 
 def processes() -> dict[int, int]:
-    """The parent of each process that is no zombie, which has ended."""
+    """Return the parent of each process. Zombies are left out, because they have ended."""
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     rows = (line.split() for line in table.splitlines())
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}

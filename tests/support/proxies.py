@@ -1,4 +1,4 @@
-"""A network before one server, which can be slow, or hold up what goes through it."""
+"""A network before one server that can be slow or hold up traffic."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from verify.faults.proxy import CLIENT, Network, Rule
 
 @contextlib.contextmanager
 def proxied(port: int, rule: Rule | None = None) -> Iterator[tuple[str, Callable[[Rule], None]]]:
-    """The URI of the server by a way on which *rule* holds, and what has another rule hold there."""
+    """Yield the URI of the server by a way with *rule*, and a function that sets another rule."""
     network = Network([port])
     network.start()
 

@@ -1,4 +1,4 @@
-"""Databases that tests of transactions write to, each a real file, and what a second connection sees in it."""
+"""Databases for tests of transactions, each in a real file, with the view of a second connection."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from pytest_django import DjangoDbBlocker
 
 
 class Rows:
-    """The file of one alias, seen through a second connection: only what is committed."""
+    """The file of one alias, seen through a second connection, with committed rows only."""
 
     def __init__(self, alias: str, file: Path) -> None:
         self.alias = alias

@@ -1,4 +1,4 @@
-"""What the types of decorated callables are. Checked by mypy, never run: see tests/test_typing.py."""
+"""The types of decorated callables, checked by mypy and never run (see tests/test_typing.py)."""
 
 from __future__ import annotations
 

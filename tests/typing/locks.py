@@ -1,4 +1,4 @@
-"""What the types of locks are. Checked by mypy, never run: see tests/test_typing.py."""
+"""The types of locks, checked by mypy and never run (see tests/test_typing.py)."""
 
 from __future__ import annotations
 
@@ -89,4 +89,4 @@ def wrong() -> int:
     mongo_lock("key").fencing_token = 5  # type: ignore[misc]
     with mongo_lock("key"):
         return 5
-    # A block that may raise is no reason to call this unreachable: the lock hides no error.
+    # A block that may raise does not make this unreachable, because the lock hides no error.

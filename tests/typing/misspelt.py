@@ -1,4 +1,4 @@
-"""What both type checkers refuse, each by itself: no ignore here may be unnecessary for mypy, nor for pyright."""
+"""Code that both type checkers refuse. No ignore here may be unnecessary for mypy or for pyright."""
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from testproject.shop.models import Order
 
 
 def options() -> None:
-    """An option that does not exist."""
+    """Use an option that does not exist."""
     mongo_lock("key", leese=3)  # type: ignore[call-arg]
     mongo_semaphore("key", 3, leese=3)  # type: ignore[call-arg]
     mongo_locked("key", leese=3)  # type: ignore[call-arg]
@@ -29,7 +29,7 @@ def options() -> None:
 
 
 def positions() -> None:
-    """A time where a key is meant."""
+    """Use a time in place of a key."""
     mongo_lock("key", 10)  # type: ignore[arg-type]
     mongo_lock(5)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""python3 dev.py bench: that it measures what it says, and throws out what is no lock. Its figures are no test."""
+"""python3 dev.py bench measures its subject, and throws out libraries that are no locks. The figures are no test."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_what_is_no_lock_is_found_out(world: World) -> None:
 
 @pytest.mark.long
 def test_ours_is_found_to_be_one(world: World) -> None:
-    """The same checker has nothing to say of two processes that use this library, and sees them take turns."""
+    """The same checker finds no fault in two processes that use this library, and sees them take turns."""
     bench = Bench(world, quick=True)
     with workers(2) as crew:
         bench.open(crew, OURS)
@@ -118,7 +118,8 @@ def sleep(state: State, seconds: float) -> int:
 
 @pytest.mark.long
 def test_a_worker_that_fails_hangs_or_dies_is_told() -> None:
-    """With the type and the place of its error; nobody waits for it without end, and nothing of it is left behind."""
+    """The error has the type and the place of the worker's error. No caller waits for it without end, and nothing of it
+    is left behind."""
     with workers(3) as (fails, hangs, dies):
         with pytest.raises(WorkerError, match=r"ValueError: said so \(test_bench\.py:\d+\)"):
             fails.call(fail)
@@ -135,7 +136,7 @@ def test_a_worker_that_fails_hangs_or_dies_is_told() -> None:
 
 
 def test_what_is_missing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package or a server that is not here is named with a reason, once."""
+    """A missing package or server is named with a reason, once."""
 
     class Nowhere(NoLock):
         package = "there-is-no-such-package"
@@ -163,13 +164,13 @@ def fine(bench: Bench) -> Iterator[Piece]:
 
 
 def breaks(bench: Bench) -> Iterator[Piece]:
-    """It breaks after its first table."""
+    """Break after the first table."""
     yield Table("first", ["a"], [["x"]])
     raise ValueError("broken")
 
 
 def hangs(bench: Bench) -> Iterator[Piece]:
-    """It never ends."""
+    """Never end."""
     yield Table("begun", ["a"])
     time.sleep(60)
 
@@ -186,7 +187,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     fakes: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it had found until then is kept, the others are asked, and the exit code says that not all went well."""
+    """The findings until then are kept, the other questions are asked, and the exit code reports the failure."""
     file, started = tmp_path / "figures.json", time.monotonic()
     with pytest.raises(SystemExit):
         command.main(["fien"])
@@ -194,7 +195,7 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     assert command.main(["fine", "--json", str(file)]) == 0
     assert list(json.loads(file.read_text())["questions"]) == ["fine"]
     assert command.main(["--json", str(file)]) == 1
-    assert time.monotonic() - started < 30  # what hangs would do so for a minute
+    assert time.monotonic() - started < 30  # a question that hangs would do so for a minute
     found = json.loads(file.read_text())["questions"]
     assert list(found) == ["hangs", "breaks", "fine"]
     assert found["hangs"]["error"] == "ended after 0 s"
@@ -207,7 +208,7 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
 
 @pytest.mark.long
 def test_quick_questions_end_to_end(tmp_path: Path) -> None:
-    """Also the one that reaches into a session of the engine, whose names move."""
+    """Quick questions work, including the one that uses a session of the engine by names that may change."""
     file = tmp_path / "figures.json"
     said = python("-m", "bench", "alone", "held", "--quick", "--json", str(file), folder=ROOT)
     assert "One node: acquire and release, uncontended" in said
@@ -222,7 +223,7 @@ def test_quick_questions_end_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_workers_end_with_those_who_started_them(tmp_path: Path) -> None:
-    """Nothing is left behind where the command is killed: a worker that nobody talks to any more ends."""
+    """If the command is killed, nothing is left behind, because a worker without a partner ends."""
     code = "from bench.workers import Worker; w = Worker(); print(w.pid, flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""The checker: hand-written records, each of which breaks one promise, and the like of it that breaks none."""
+"""The checker with hand-written records. Each breaks one promise, and a similar one breaks none."""
 
 from functools import reduce
 from pathlib import Path
@@ -11,12 +11,12 @@ from verify.faults.history import History
 from verify.faults.records import Journal, Record, now, read
 from verify.faults.tolerances import Tolerances
 
-#: When all is over.
+#: The time when all is over.
 LATER = 100.0
 
 
 def _who(name: str) -> str:
-    """Whose attempt it is: "a.1" is one of a's."""
+    """Return the process of an attempt. "a.1" is one of a's."""
     return name.partition(".")[0]
 
 
@@ -53,7 +53,7 @@ class Story:
         return self.tell("got", t, _who(name), id=name, tokens=dict(zip(keys.split("+"), tokens, strict=True)))
 
     def see(self, t: float, name: str, left: float, who: str | None = None) -> "Story":
-        """A look that takes a millisecond: held for *left* seconds more, or not at all."""
+        """Add a look of a millisecond, with the lock held for *left* seconds more, or not at all."""
         return self.tell("see", t, who or _who(name), id=name, u=t + 0.001, held=left > 0, left=left)
 
     def leave(self, t: float, name: str, was: str = "released") -> "Story":
@@ -83,11 +83,11 @@ class Story:
         )
 
     def kill(self, t: float) -> "Story":
-        """The first process is killed."""
+        """Kill the first process."""
         return self.tell("kill", t, "harness", group=1)
 
     def lost(self, t: float, name: str, *, told: float | None = None, was: str = "lost") -> "Story":
-        """A look finds that it is not held any more; the block is left, and `on_lost` called."""
+        """Add a look that finds the lock lost, the end of the block, and a call of `on_lost`."""
         self.see(t, name, 0).leave(t, name, was)
         return self if told is None else self.tell("told", told, _who(name), id=name)
 
@@ -98,13 +98,13 @@ class Story:
         return self.tell("over", t, "harness")
 
     def history(self, *allowed: Tolerances) -> History:
-        """The records in their order; when all is over, if they do not say when."""
+        """Return the history of the records in their order. If they do not say when all is over, the end is added."""
         if not any(record["what"] == "over" for record in self.records):
             self.end()
         return History(sorted(self.records, key=lambda record: float(record["t"])), *allowed)
 
     def rules(self) -> str:
-        """Which rules find something."""
+        """Return the names of the rules that find a violation."""
         return " ".join(sorted({violation.rule for violation in check(self.history())}))
 
 
@@ -140,7 +140,7 @@ def line() -> Story:
 
 
 def suffering(renew: bool = True) -> Story:
-    """A lock that was to be renewed ends at 21, as nobody could renew it for two seconds."""
+    """Return a lock with renewals that ends at 21, because nobody could renew it for two seconds."""
     return (
         Story().ask(18, "a", renew=renew).got(18, "a", 1).see(18, "a", 2.0).see(19, "a", 2.0).lost(21, "a", told=21.1)
     )
@@ -157,7 +157,7 @@ def late(seconds: float = 8, keys: str = "k", **facts: Any) -> Story:
     return story.refused(10 + seconds, "a")
 
 
-#: What the records tell, and the rules that accuse it.
+#: The records of a story, and the rules that accuse it.
 CASES: dict[str, tuple[Story, str]] = {
     # Two at once
     "one after another": (Story().hold(10, 11, "a", 1).hold(11.1, 12, "b", 2), ""),
@@ -364,7 +364,7 @@ CASES: dict[str, tuple[Story, str]] = {
     "the other was stopped": (overtaken(3).tell("stopped", 14, "harness", u=16, group=2), "order"),
     "it did not get to run": (overtaken(3).tell("starved", 14, "a", u=16), ""),
     "the other did not get to run": (overtaken(3).tell("starved", 14, "b", u=16), "order"),
-    # F66: what happens to one key costs nobody another
+    # F66: a fault of one key costs nobody another key
     "lost without a reason": (suffering(), "suffered"),
     "its own key was stuck": (suffering().fault(15, 20, key="k"), ""),
     "another key was stuck": (suffering().fault(15, 20, key="l"), "suffered"),
@@ -429,7 +429,7 @@ CASES: dict[str, tuple[Story, str]] = {
 
 @pytest.mark.parametrize(("story", "found"), CASES.values(), ids=CASES)
 def test_what_is_accused(story: Story, found: str) -> None:
-    """Records of each kind, and what the rules find in them: what breaks a promise, and the like that breaks none."""
+    """The rules find stories that break a promise, and not similar ones that break none."""
     assert story.rules() == found
 
 
@@ -437,7 +437,7 @@ def test_what_is_accused(story: Story, found: str) -> None:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    """In the order of time, over the files of several processes, each line with the process that wrote it."""
+    """Records are read in the order of time, over the files of several processes, each with its process."""
     one, two = Journal(tmp_path, "one"), Journal(tmp_path, "two")  # as of two processes
     first, second = one.new_id(), one.new_id()
     assert first != second
@@ -450,7 +450,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
-    """It is another process, and another group: the first of them was killed, the second was not."""
+    """A pid that is used again is another process in another group. The first was killed, and the second was not."""
     one = Journal(tmp_path, "one")
     one.write("kill", group=one.pid)
     two = Journal(tmp_path, "two")
@@ -461,7 +461,7 @@ def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
 
 
 def test_a_torn_line(tmp_path: Path) -> None:
-    """Whoever was killed while it wrote has written nothing; damage elsewhere is an error."""
+    """A process that was killed while it wrote has written nothing. Damage elsewhere is an error."""
     journal = Journal(tmp_path, "one")
     (path,) = tmp_path.iterdir()
     with path.open("a") as file:
@@ -473,6 +473,6 @@ def test_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known() -> None:
-    """A record that the checker does not know is no reason to go on as if nothing was."""
+    """An unknown record is an error."""
     with pytest.raises(ValueError, match="no record of the kind 'gott'"):
         Story().tell("gott", 1.0, "a").rules()

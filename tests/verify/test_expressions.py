@@ -1,4 +1,4 @@
-"""The interpreter of the pipelines that are sent: it does what MongoDB does, on thousands of documents."""
+"""The interpreter of the sent pipelines does the same as MongoDB, on thousands of documents."""
 
 import contextlib
 import random
@@ -60,7 +60,7 @@ def steps(chance: random.Random) -> Step:
 
 
 def documents(chance: random.Random) -> Iterator[Document]:
-    """The documents of a key, as steps at random leave them, one after the other; a clock may be set back."""
+    """Yield the documents of a key, as random steps leave them, one after the other. A clock may be set back."""
     document: Document | None = None
     now, ticks, clock = BEGIN, 1, "term-1"
     while True:
@@ -74,7 +74,7 @@ def documents(chance: random.Random) -> Iterator[Document]:
 
 
 def damaged(chance: random.Random, document: Document) -> Document:
-    """The document with a field that is missing, or of another type."""
+    """Return the document with a field that is missing, or of another type."""
     name = chance.choice(sorted(document))
     others = {key: value for key, value in document.items() if key != name}
     return others | chance.choice([{}, {name: None}, {name: "x"}, {name: 7}, {name: []}, {name: [{"grant": "a"}]}])
@@ -82,7 +82,8 @@ def damaged(chance: random.Random, document: Document) -> Document:
 
 @pytest.mark.long
 def test_the_interpreter_does_what_mongodb_does(mongo: MongoClient[Document]) -> None:
-    """Thousands of documents, sound and damaged; every pipeline and every projection that a step needs."""
+    """The interpreter equals MongoDB on thousands of sound and damaged documents, for every pipeline and every
+    projection of a step."""
     chance, seen = random.Random(1), 0
     collection = mongo["expressions"]["documents"]
     collection.drop()
@@ -110,13 +111,13 @@ def test_the_interpreter_does_what_mongodb_does(mongo: MongoClient[Document]) ->
 def compare(
     mongo: MongoClient[Document], several: list[Document], stages: list[Any], arguments: Document, fields: Any
 ) -> int:
-    """Compare what the two make of each document; return of how many."""
+    """Compare both results for each document, and return the number of documents."""
     collection = mongo["expressions"]["documents"]
     known = bound(arguments)
     stages, found = [*stages, {"$set": {"at": "$$NOW"}}], {}
     try:
         found = dict(enumerate(collection.aggregate(stages, let=arguments)))
-    except OperationFailure:  # an expression met a type that it cannot take: in which of them?
+    except OperationFailure:  # an expression met a type that it cannot take, in one of them
         for place, each in enumerate(several):
             with contextlib.suppress(OperationFailure):
                 (found[place],) = collection.aggregate([{"$match": {"_id": each["_id"]}}, *stages], let=arguments)
@@ -128,7 +129,7 @@ def compare(
 
 
 def typed(value: Any) -> Any:
-    """The value with the types of its numbers."""
+    """Return the value with the types of its numbers."""
     if isinstance(value, dict):
         return {name: typed(item) for name, item in value.items()}
     if isinstance(value, list):

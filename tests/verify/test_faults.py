@@ -1,4 +1,4 @@
-"""The harness itself: a short run of many faults, and proof that it finds what is wrong with a lock that is."""
+"""The harness itself, with a short run of many faults, and proof that it finds the faults of a broken lock."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ from verify.faults.run import WORKER_FAULTS, Outcome, Run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops and kills process groups")
 
-#: Those that need no election: a short run shall see many.
+#: Faults that need no election, because a short run shall see many.
 QUICK = [
     "late-commands",
     "late-replies",
@@ -49,8 +49,9 @@ def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
 
 
 def test_opportunities() -> None:
-    """What a run counts: a rival that is let in past a stopped holder, or waits when the holder is killed; an attempt
-    whose answer was lost before it knew that it holds the lock; a release that another primary does not know."""
+    """A run counts a rival that is let in past a stopped holder, and a rival that waits when the holder is killed. An
+    attempt without an answer counts if it does not know yet that it holds the lock. A release that another primary does
+    not know counts, too."""
     story = Story().ask(10, "a").got(10, "a", 1).see(10, "a", 1.5).ask(10, "b").got(12, "b", 2).see(12, "b", 1.0)
     story.tell("stopped", 10.5, "harness", u=13, group=story.pid("a")).leave(14, "b").lost(14, "a", told=14)
     story.ask(20, "b.2").got(20, "b.2", 3).see(20, "b.2", 1.5).ask(20, "c", wait=20.0).got(24, "c", 4).leave(25, "c")
@@ -60,8 +61,8 @@ def test_opportunities() -> None:
 
 
 def test_a_run_that_proves_nothing_says_so() -> None:
-    """It aimed at opportunities and had none, or its only faults never happened. One that had any says which it
-    missed."""
+    """A run proves nothing if none of its aims had an opportunity, or if its only faults never happened. Any other run
+    names the aims that it missed."""
     stops, kills = AIMS["stop-worker"], AIMS["kill-worker"]
     idle = Outcome(1, 60.0, ["stop-worker", "kill-worker", "ttl"], injected={"ttl": 3, "stop-worker": 2})
     assert (idle.missed, idle.proves_nothing) == ([stops, kills], True)
@@ -72,7 +73,7 @@ def test_a_run_that_proves_nothing_says_so() -> None:
 
 
 def test_an_answer_that_grants_a_lock_is_told_from_others() -> None:
-    """By what a server says on the wire: whose lock it is, if it is held, and nothing if it is not."""
+    """The bytes of a server's reply show the holder of a granted lock, and nothing if it is not held."""
     header = bytes(21)
     assert (
         granted_by(header + bson.encode({"value": {"mine": {"label": "sync-1-2", "token": 7}}, "ok": 1.0}))
@@ -83,7 +84,7 @@ def test_an_answer_that_grants_a_lock_is_told_from_others() -> None:
 
 
 def test_every_fault_is_in_the_docs() -> None:
-    """By its name, with what the code says of it."""
+    """The table has every fault by its name, with the text of the code."""
     texts = {name: fault.text.partition("\n")[0] for name, fault in FAULTS.items()} | WORKER_FAULTS
     table = Path(ROOT, "docs/evidence/faults.md").read_text().partition("## The faults")[2].partition("\n## ")[0]
     assert dict(re.findall(r"(?m)^\| ([a-z-]+) \| (.*[.]) \|$", table)) == texts

@@ -1,4 +1,5 @@
-"""The tool that breaks the engine: a mutant is what runs, nothing of it stays, and the simulation finds a defect."""
+"""The tool that breaks the engine. A mutant runs in place of the code and leaves nothing, and the simulation finds a
+defect."""
 
 import ast
 import importlib
@@ -22,7 +23,7 @@ MUTATED = "session.grant_registry"
 
 @pytest.fixture
 def unimported() -> Iterator[str]:
-    """A module of the engine that is imported again, and afterwards is as it was."""
+    """Yield a module of the engine that can be imported again. Afterwards the old module is restored."""
     name = f"{mutation.PACKAGE}.{MUTATED}"
     module = sys.modules.pop(name)
     package, _, attribute = name.rpartition(".")
@@ -34,7 +35,7 @@ def unimported() -> Iterator[str]:
 
 
 def test_a_mutant_is_what_is_imported(unimported: str) -> None:
-    """One line is another one in the module that runs; its file stays as it is."""
+    """The running module has one other line. The file stays as it is."""
     source = mutation.file(MUTATED).read_text()
     mutant = next(each for each in mutation.mutants(MUTATED) if each.before == "turn != 'now'")
     whole, changed = ast.unparse(ast.parse(source)), ast.unparse(mutation.mutated(mutant))
@@ -49,7 +50,7 @@ def test_a_mutant_is_what_is_imported(unimported: str) -> None:
 
 
 def test_a_mutant_of_a_module_that_is_imported_is_refused() -> None:
-    """Otherwise the whole engine would pass for the broken one."""
+    """Otherwise the whole engine would be taken for the broken one."""
     with pytest.raises(RuntimeError, match="is imported already"):
         mutation.install("session.grant:0")
 
@@ -70,12 +71,12 @@ def test_every_mutant_can_be_compiled_and_differs() -> None:
 
 @pytest.mark.long
 def test_a_larger_sample_begins_with_a_smaller_one() -> None:
-    """So what is known of one need not be run again for the other."""
+    """Results of a smaller sample need not be repeated for a larger one."""
     assert mutants.sample(40, seed=1)[:20] == mutants.sample(20, seed=1)
 
 
 def test_known_mutants_are_found_again(tmp_path: Path) -> None:
-    """After the engine has changed: by their text, and those that are not there any more are dropped."""
+    """After a change of the engine, mutants are found by their text, and missing ones are dropped."""
     book, mutant = Book(tmp_path / "mutants.json"), mutation.mutants(MUTATED)[5]
     book.keep(Result(f"{MUTATED}:999", mutant.line + 1, mutant.before, mutant.after, test="a test"))
     book.keep(Result(f"{MUTATED}:1000", 1, "nothing like this", "nor this"))
@@ -95,7 +96,7 @@ def test_the_rate_leaves_out_what_is_equivalent() -> None:
 
 
 def engine() -> list[object]:
-    """All that the modules and classes of the engine and the simulation have."""
+    """Return all attributes of the modules and classes of the engine and the simulation."""
     names = (f"{mutation.PACKAGE}.", "verify.simulation.")
     owners: list[Any] = [module for name, module in sorted(sys.modules.items()) if name.startswith(names)]
     owners += [each for module in owners for each in vars(module).values() if isinstance(each, type)]
@@ -132,21 +133,22 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def held(until: float, **facts: Any) -> dict[str, Any]:
-    """A document that one grant with a minimum hold of four seconds holds, written after two."""
+    """Return a document held by one grant with a minimum hold of four seconds, written after two."""
     times = {"acquired_at": BEGIN, "until": BEGIN + timedelta(seconds=until), "min_hold": 4_000}
     holder = {"grant": "g", **times, **facts}
     return {"holders": [holder], "written_at": BEGIN + timedelta(seconds=2)}
 
 
 def test_the_end_of_a_minimum_hold_is_not_moved() -> None:
-    """F64: nothing keeps a lock that was released for longer; a holder that works may be renewed."""
+    """F64: Nothing keeps a released lock for longer. A working holder may be renewed."""
     assert list(minimum_holds(held(4, released=BEGIN), held(4, released=BEGIN), Step())) == []
     assert list(minimum_holds(held(4), held(9), Step(renew=("g",)))) == []
     assert len(list(minimum_holds(held(4, released=BEGIN), held(5, released=BEGIN), Step(renew=("g",))))) == 1
 
 
 def test_whom_another_command_grants_has_its_place_only() -> None:
-    """P5, P6: it may be dead, and then the next one waits for no whole lease."""
+    """P5, P6: A waiter that another command grants may be dead. The grant lasts only for its place, and the next waiter
+    does not wait for a whole lease."""
     waits = {"waiters": [{"grant": "g", "until": BEGIN + timedelta(seconds=4)}], "holders": []}
     there = {**held(9), "holders": [{**held(9)["holders"][0], "waiter_lease": 5_000}]}
     assert len(list(places(waits, there, Step()))) == 1
@@ -156,7 +158,8 @@ def test_whom_another_command_grants_has_its_place_only() -> None:
 
 
 def test_a_minimum_hold_is_not_ended_by_a_release() -> None:
-    """A release before its end leaves the holder; an operator's does not, nor one of a lease that is over."""
+    """A release before the end of a minimum hold leaves the holder. An operator's release does not, and neither does
+    one after the lease."""
     free = {"holders": [], "written_at": BEGIN + timedelta(seconds=2)}
     assert len(list(minimum_holds(held(30), free, Step(remove=("g",))))) == 1
     assert list(minimum_holds(held(30), free, Step(remove=("g",), force=True))) == []
@@ -165,7 +168,7 @@ def test_a_minimum_hold_is_not_ended_by_a_release() -> None:
 
 
 def test_what_was_removed_for_good_does_not_come_back() -> None:
-    """F17: a late command queues nothing; a lock that stays for its minimum hold has not come back."""
+    """F17: A late command queues nothing. A lock that stays for its minimum hold has not come back."""
     gone = {"holders": [], "waiters": [], "tombstones": [{"grant": "g"}]}
     back = {"holders": [], "waiters": [{"grant": "g"}]}
     assert len(list(tombstones(gone, back))) == 1
@@ -174,7 +177,7 @@ def test_what_was_removed_for_good_does_not_come_back() -> None:
 
 
 def test_an_election_ends_nobodys_place() -> None:
-    """F21: whoever waits has a whole place by the new clock, unless it leaves."""
+    """F21: A waiter has a whole place by the new clock, unless it leaves."""
     waits: dict[str, Any] = {"clock": "a", "holders": [], "waiters": [{"grant": "g"}]}
     free: dict[str, Any] = {"holders": [], "waiters": []}
     assert len(list(elections(waits, {**free, "clock": "b"}, Step()))) == 1

@@ -1,4 +1,4 @@
-"""The network in between: it holds up, loses and cuts off what it is told to, and tells members from clients."""
+"""The network between clients and members delays, loses and cuts off on demand, and tells members from clients."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from verify.faults.proxy import CLIENT, HELD, OPEN, Network, Rule
 
 
 class Echo:
-    """A server that says back what it hears, and remembers it."""
+    """A server that repeats its input, and remembers it."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -46,7 +46,7 @@ class Echo:
 
 @pytest.fixture
 def echoes() -> Iterator[list[Echo]]:
-    """The servers of two members."""
+    """Yield the servers of two members."""
     echoes = [Echo(), Echo()]
     yield echoes
     for echo in echoes:
@@ -55,13 +55,13 @@ def echoes() -> Iterator[list[Echo]]:
 
 @pytest.fixture
 def echo(echoes: list[Echo]) -> Echo:
-    """The first of them."""
+    """Return the server of the first member."""
     return echoes[0]
 
 
 @pytest.fixture
 def network(echoes: list[Echo]) -> Iterator[Network]:
-    """A network in front of both."""
+    """Yield a network in front of both servers."""
     network = Network([echo.port for echo in echoes])
     network.start()
     yield network
@@ -73,7 +73,7 @@ def connect(network: Network, member: int = 0) -> socket.socket:
 
 
 def answers(connection: socket.socket, seconds: float = 5.0) -> bytes:
-    """What comes back in time; nothing if nothing does, or the connection is closed."""
+    """Return the answer that comes in time, or nothing if there is none or the connection is closed."""
     connection.settimeout(seconds)
     with contextlib.suppress(TimeoutError, ConnectionError):
         return connection.recv(100)
@@ -93,7 +93,7 @@ def test_slow(network: Network) -> None:
 
 
 def test_a_command_arrives_after_its_sender_has_gone(network: Network, echo: Echo) -> None:
-    """F17: what was held up is delivered, although the connection that sent it was closed."""
+    """F17: A command that was held up is delivered, although its connection was closed."""
     with connect(network) as connection:
         connection.sendall(b"one")
         assert answers(connection) == b"one"
@@ -106,7 +106,7 @@ def test_a_command_arrives_after_its_sender_has_gone(network: Network, echo: Ech
 
 
 def test_a_reply_is_held_up(network: Network, echo: Echo) -> None:
-    """F16: the command has arrived; its answer comes when the way is open again."""
+    """F16: The command has arrived. The answer comes when the way is open again."""
     with connect(network) as connection:
         connection.sendall(b"one")
         assert answers(connection) == b"one"
@@ -119,7 +119,7 @@ def test_a_reply_is_held_up(network: Network, echo: Echo) -> None:
 
 
 def test_a_reply_is_lost(network: Network, echo: Echo) -> None:
-    """F15: the command has arrived; instead of its answer the connection ends."""
+    """F15: The command has arrived. The connection ends instead of the answer."""
     network.set(CLIENTS, Rule(lose_replies=1.0))
     with connect(network) as connection:
         connection.sendall(b"one")
@@ -128,7 +128,7 @@ def test_a_reply_is_lost(network: Network, echo: Echo) -> None:
 
 
 def test_a_reply_is_lost_by_what_it_says(network: Network, echo: Echo) -> None:
-    """One that is chosen is lost with its connection; the others get through."""
+    """The chosen reply is lost with its connection. The other replies get through."""
     network.loses = lambda reply: reply == b"two"
     with connect(network) as connection:
         for sent, answered in ((b"one", b"one"), (b"two", b"")):
@@ -138,7 +138,8 @@ def test_a_reply_is_lost_by_what_it_says(network: Network, echo: Echo) -> None:
 
 
 def test_half_open(network: Network, echo: Echo) -> None:
-    """F18: nothing gets through, nobody is told, and it stays so; a new connection is as good as ever."""
+    """F18: Nothing gets through, without a report, for the whole life of the connection. A new connection works as
+    usual."""
     with connect(network) as dead, connect(network) as other:
         for connection in (dead, other):
             connection.sendall(b"one")
@@ -153,7 +154,7 @@ def test_half_open(network: Network, echo: Echo) -> None:
 
 
 def test_members_are_told_from_clients(network: Network, echoes: list[Echo]) -> None:
-    """What holds for clients does not hold for a member, nor for its way to itself."""
+    """Rules for clients do not apply to a member, or to a member's way to itself."""
     hello = bson.encode({"hello": 1, "hostInfo": f"here:{echoes[1].port}"})
 
     def gets_through(member: int, first: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The rules of a simulation: hand-written records, each of which breaks one promise, and the like that breaks none."""
+"""The rules of a simulation with hand-written records. Each breaks one promise, and a similar one breaks none."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ OPERATOR: dict[str, Any] = {"who": "operator", "key": "k", "tokens": [7]}
 
 
 def held(story: Story | None = None, name: str = "a", key: str = "k", **facts: Any) -> Story:
-    """A lock that is granted at 1.1, with the token 7."""
+    """Return a lock that is granted at 1.1, with the token 7."""
     return (story or Story()).ask(1.0, name, key, **LEASE, **facts).got(1.1, name, 7, keys=key)
 
 
@@ -39,19 +39,19 @@ def over(*what: str) -> Story:
 
 
 def stood(story: Story, until: float) -> Story:
-    """Its entry stands in the document from 10 on, although the attempt is over."""
+    """Tell that the entry stands in the document from 10 on, although the attempt is over."""
     return story.tell("stood", 10.0, "servers", u=until, why=OVER, key="k", id="a")
 
 
 def downgraded(mode: str = "exclusive", token: int = 8) -> Story:
-    """The holder of the token 7 goes on as a reader with the token 9; meanwhile somebody has another token."""
+    """Return a holder of the token 7 that goes on as a reader with the token 9, while another attempt has a token."""
     story = held().ask(2.0, "a.reader", mode="shared", **LEASE).got(2.1, "a.reader", 9)
     story.tell("downgraded", 2.1, "a", id="a.reader", before="a")
     return story.ask(1.5, "b", mode=mode, **LEASE).got(2.2, "b", token)
 
 
 def crossing(refusals: dict[str, str], until: float) -> Story:
-    """Two threads, each of which waits for what the other holds, and is refused then, for these reasons."""
+    """Return two threads that wait for each other's locks, and are refused for these reasons."""
     story = Story()
     for name, mine, its in (("a", "k", "l"), ("b", "l", "k")):
         held(story, name, mine).see(1.2, name, 9.0).ask(1.5, f"{name}.1", its, within=name, **LEASE)
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Story, str]] = {
     "one gives up, and there was no deadlock": (
         held().ask(1.5, "a.1", "l", within="a", **LEASE).refused(2.6, "a.1", "LockDeadlock"), "deadlock"
     ),
-    # What is abandoned is gone long before its lease ends.
+    # An abandoned entry is gone long before its lease ends.
     "an entry that goes soon": (stood(over("dropped"), 10.9), ""),
     "an entry that stays": (stood(over("dropped"), 11.1), "stood"),
     "while a fault is in the way": (stood(over("dropped").fault(10.0, 11.0), 15.0), ""),
@@ -101,6 +101,6 @@ CASES: dict[str, tuple[Story, str]] = {
 
 @pytest.mark.parametrize(("story", "found"), CASES.values(), ids=CASES)
 def test_what_is_accused(story: Story, found: str) -> None:
-    """P1, P7, F45: what only virtual time can judge. The rules of the fault runs are left to their own tests."""
+    """P1, P7, F45: Only virtual time can judge these. The rules of the fault runs have their own tests."""
     history = story.history(VIRTUAL)
     assert " ".join(violation.rule for rule in MORE_RULES for violation in rule(history)) == found

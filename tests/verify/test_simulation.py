@@ -1,4 +1,4 @@
-"""The engine under virtual time: no seed breaks a promise, and a broken engine is found and told."""
+"""The engine under virtual time. No seed breaks a promise, and a broken engine is found and reported."""
 
 import json
 from datetime import timedelta
@@ -22,19 +22,19 @@ from verify.simulation.story import story
 from verify.simulation.strikes import LineStrike, Struck
 from verify.simulation.world import World
 
-#: How many runs of a minute are made.
+#: The number of runs of a minute.
 RUNS = 24
 
 
 def told(outcome: Outcome) -> str:
-    """The records of a run, as text."""
+    """Return the records of a run, as text."""
     return json.dumps(outcome.records, sort_keys=True)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1, RUNS + 1, 8))
 def test_no_promise_is_broken(first: int) -> None:
-    """P1 to P7: eight minutes of faults, judged by the checker of the fault runs."""
+    """P1 to P7: Eight minutes of faults, judged by the checker of the fault runs."""
     for seed in range(first, first + 8):
         outcome = simulate(seed, 60.0)
         assert outcome.violations == [], f"python3 dev.py simulate --seed {seed}"
@@ -44,8 +44,8 @@ def test_no_promise_is_broken(first: int) -> None:
 
 @pytest.mark.long
 def test_a_seed_is_always_the_same_run() -> None:
-    """What a seed does depends on nothing else, so that a failure can be run again: not on earlier runs, nor on the
-    order of sets, which another process has otherwise."""
+    """The outcome of a seed depends on nothing else, so that a failure can be run again. Earlier runs and the order of
+    sets, different in another process, do not matter."""
     first = told(simulate(7, 6.0))
     assert told(simulate(8, 6.0)) != first
     assert told(simulate(7, 6.0)) == first
@@ -60,7 +60,7 @@ def test_every_fault_is_chosen_by_some_seed() -> None:
 
 @pytest.mark.long
 def test_every_fault_is_injected() -> None:
-    """Each is begun and healed, and so is what the processes do to themselves."""
+    """Each fault is begun and healed. The processes' own faults are, too."""
     events = [Event(name, 1.0 + place / 2, place) for place, name in enumerate(FAULTS)]
     outcome = simulate(13, 20.0, sorted([*events, *schedule(13, 20.0)], key=lambda event: event.at))
     seen = {record["name"] for record in outcome.records if record["what"] == "fault"}
@@ -108,14 +108,14 @@ def test_what_is_abandoned_and_not_removed_is_found(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def no_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F69 again: a waiter that comes back to the queue has just arrived."""
+    """Remove the arrival time (F69 again). A waiter that comes back to the queue has then just arrived."""
     monkeypatch.setattr(Commands, "with_arrival", lambda self, step, grant, now: step)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_arrival")
 def test_a_broken_engine_is_found_and_told() -> None:
-    """The checker finds it, and what those did that it names is told in a few lines."""
+    """The checker finds the fault, and reports the actions of the named attempts in a few lines."""
     runs = ((seed, simulate(seed, 60.0)) for seed in range(1, 20))
     seed, found = next(run for run in runs if any(each.rule == "order" for each in run[1].violations))
     text = story(found, schedule(seed, 60.0))
@@ -131,7 +131,7 @@ def test_the_engine_is_left_as_it_was() -> None:
 
 
 def test_every_constant_of_the_engine_is_lowered_in_some_run_or_says_why_not() -> None:
-    """A threshold that no run reaches hides what is beyond it: F107 lay behind a queue of more than 32."""
+    """A threshold that no run reaches hides later faults. F107 lay behind a queue of more than 32."""
     assert set(constants()) == {*LOW, *EXEMPT}
     assert not set(LOW) & set(EXEMPT)
     assert all(VALUES[name] > low for name, low in LOW.items())
@@ -194,7 +194,8 @@ def test_a_strand_is_struck_where_it_waits() -> None:
 
 
 def test_a_strand_is_struck_at_a_line() -> None:
-    """At the line of the engine with that number, once, and never where an interpreter looks for no signal."""
+    """A strand is struck once at the line of the engine with that number, and only where an interpreter checks for
+    signals."""
     kernel, struck = Kernel(1), []
     queue = LocalQueue(9, GrantRegistry(None))  # type: ignore[arg-type]
 

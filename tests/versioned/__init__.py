@@ -1,1 +1,1 @@
-"""Models of every shape with a version, on three databases. Not an app of the project: see `shapes`."""
+"""Models of every shape with a version, on three databases. These are no app of the project (see `shapes`)."""

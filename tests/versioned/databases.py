@@ -23,15 +23,15 @@ from tests import parts
 from tests.versioned import shapes
 
 KINDS = ("sqlite", "postgres", "mongo")
-#: For tests of transactions that meet.
+#: Databases for tests of transactions that meet.
 ALL_KINDS = ("sqlite", "sqlite_journal", "postgres", "mariadb", "mongo")
-#: For tests of what MongoDB does not have.
+#: Databases for tests of features that MongoDB lacks.
 on_sql = pytest.mark.parametrize("home", ["sqlite", "postgres"], indirect=True)
 
 
 @contextlib.contextmanager
 def postgres_uri() -> Iterator[str]:
-    """A PostgreSQL; skips where there is none."""
+    """Yield the URI of a PostgreSQL, or skip the test."""
     parts.require("PostgreSQL")
     with Postgres() as server:
         yield server.uri
@@ -39,7 +39,7 @@ def postgres_uri() -> Iterator[str]:
 
 @contextlib.contextmanager
 def added(kind: str, where: str, name: str = "versions") -> Iterator[str]:
-    """Add the database to the project, with the tables of all shapes; yield its alias."""
+    """Add the database to the project, with the tables of all shapes, and yield its alias."""
     alias, before = f"{name}_{kind}", connections.settings
     connections.settings = connections.configure_settings({**before, alias: config(kind, where)})
     try:
@@ -57,7 +57,7 @@ def added(kind: str, where: str, name: str = "versions") -> Iterator[str]:
 
 
 def config(kind: str, where: str) -> dict[str, Any]:
-    """What stands in DATABASES for it; *where* is its file or its URI."""
+    """Return the entry in DATABASES for *kind*. *where* is its file or its URI."""
     if kind.startswith("sqlite"):
         mode = "DELETE" if kind == "sqlite_journal" else "WAL"
         options = {"init_command": f"PRAGMA journal_mode={mode}; PRAGMA synchronous=OFF;"}
@@ -80,14 +80,14 @@ def _remove(alias: str, before: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The URI of a PostgreSQL for the whole test run."""
+    """Yield the URI of a PostgreSQL for the whole test run."""
     with postgres_uri() as uri:
         yield uri
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[str]:
-    """The URI of a MariaDB for the whole test run."""
+    """Yield the URI of a MariaDB for the whole test run."""
     parts.require("MariaDB")
     import pymysql
 
@@ -100,7 +100,8 @@ def mariadb() -> Iterator[str]:
 def home(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[str]:
-    """The alias of one database after the other, gone after the module: other tests know nothing of it."""
+    """Yield the alias of one database after the other. The alias is removed after the module, because other tests must
+    not know of it."""
     if request.param in ("postgres", "mariadb"):
         where = request.getfixturevalue(request.param)
     elif request.param == "mongo":
@@ -113,7 +114,7 @@ def home(
 
 @contextlib.contextmanager
 def failing_hook(model: type[Model], alias: str, signal: Any = post_save) -> Iterator[None]:
-    """What is to run after the first commit meets a conflict of its own."""
+    """Let a function that is to run after the first commit raise a conflict of its own."""
 
     def fail() -> None:
         raise VersionConflict("mails.Mail", 1, 1)
@@ -144,7 +145,7 @@ class ShapesRouter:
 
 @pytest.fixture
 def db(home: str, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    """The same, for one test: its tables are empty afterwards, and nothing is wrapped in a transaction."""
+    """Yield the same alias for one test, without a surrounding transaction. The tables are emptied afterwards."""
     routers = [ShapesRouter(home), *settings.DATABASE_ROUTERS]
     with django_db_blocker.unblock(), override_settings(DATABASE_ROUTERS=routers):
         try:

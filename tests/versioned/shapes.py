@@ -1,6 +1,5 @@
-"""The shapes of models: plain, abstract, multi-table, proxy, bare field, odd names. In a registry of their own, so
-that no migration and no other test sees them; `make_tables` makes their tables.
-"""
+"""The shapes of models: plain, abstract, multi-table, proxy, bare field, odd names. The registry of these models is
+their own, so that no migration and no other test sees them. `make_tables` makes their tables."""
 
 # ruff: noqa: DJ008 - they are never shown
 
@@ -55,13 +54,13 @@ class ThingProxy(Thing):
 
 
 class Part(Shape):
-    """What goes when its thing goes."""
+    """A model that is deleted with its thing."""
 
     thing = models.ForeignKey(Thing, on_delete=models.CASCADE, related_name="parts")
 
 
 class Guard(Shape):
-    """What keeps its thing from being deleted."""
+    """A model that keeps its thing from being deleted."""
 
     thing = models.ForeignKey(Thing, on_delete=models.PROTECT)
 
@@ -92,7 +91,7 @@ class BareManager(models.Manager.from_queryset(VersionedQuerySet)):  # type: ign
 
 
 class Bare(Shape):
-    """Only the field, under names of its own; and a manager that hides some."""
+    """A model with only the field, under names of its own, and with a manager that hides some rows."""
 
     title = models.CharField(max_length=50)
     revision = VersionField(db_column="documentVersion", null=True)  # type: ignore[misc]
@@ -118,7 +117,7 @@ class Renamed(VersionedModel, Shape):
 
 
 class Named(VersionedModel):
-    """Its key is a name, which is not made but given."""
+    """A model with a given key instead of a made one."""
 
     name = models.CharField(primary_key=True, max_length=50, db_column="_id")
     value = models.IntegerField(default=0)
@@ -129,7 +128,7 @@ class Named(VersionedModel):
 
 
 class Pair(VersionedModel):
-    """Its key has two columns, which MongoDB does not have."""
+    """A model with a key of two columns. MongoDB has no such keys."""
 
     pk = models.CompositePrimaryKey("left", "right")
     left = models.IntegerField()
@@ -142,7 +141,7 @@ class Pair(VersionedModel):
 
 
 class Soft(Shape):
-    """Its delete() deletes nothing."""
+    """A model with a delete() that deletes nothing."""
 
     deleted = models.BooleanField(default=False)
 

@@ -1,4 +1,4 @@
-"""A replica set under faults, processes that lock and write down what they believed, and a checker that reads it.
+"""A replica set under faults, processes that lock and record their beliefs, and a checker that reads the records.
 
 python3 dev.py faults [--seed N] [--seconds S] [--fault NAME ...]
 """

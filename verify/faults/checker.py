@@ -261,7 +261,7 @@ def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: 
         and other.asked - waiter.asked > _grace(history, waiter.asked, other.got)
         and history.is_calm(waiter, other.got - history.allow.grace, other.got, history.allow.lapse)
         and not _is_headless(history, key, waiter, other)
-        # Its earlier grant was taken away before it knew. It came again.
+        # The earlier grant was taken away before the attempt knew of it. The attempt came again.
         and not any(token < its for token in history.unheard[key, waiter.id])
     )
 

@@ -29,7 +29,7 @@ _ROOM: Final = 4 << 30
 class Member(Mongod):
     """A mongod that writes a checkpoint every second, because its oplog is cut off no earlier.
 
-    It lives in memory where there is room. A run is about chosen faults, and nobody has chosen a busy disk.
+    The data are in memory if there is room. A run is about chosen faults, and nobody has chosen a busy disk.
     """
 
     @property

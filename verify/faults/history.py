@@ -362,6 +362,6 @@ def _resumes(other: Attempt, attempt: Attempt) -> float:
     """Return from when on *other*, of the same owner, may take the place of *attempt*."""
     if other.asked > attempt.asked:
         return other.asked
-    # Its command may still be on the way, and arrive after ours.
+    # The command of the other may still be on the way, and arrive after ours.
     settled = other.got or (other.refused if other.error == "LockNotAcquired" else None)
     return FOREVER if settled is not None and settled < attempt.asked else attempt.asked

@@ -17,13 +17,13 @@ from typing import Final
 
 from testproject.servers.process import HOST
 
-#: The number for everybody who is not a member.
+#: The number of every client, because only members have numbers.
 CLIENT: Final = -1
 #: Seconds for which the way to the member stays open after the last request of a gone client was delivered. A member
 #: drops requests that it has not begun.
 _LINGER: Final = 0.5
 _PIECE: Final = 1 << 16
-#: A field of BSON: its name, the length of its text, the text.
+#: A field of BSON, with its name, the length of its text, and the text.
 _HOST_INFO: Final = re.compile(rb"\x02hostInfo\x00.{4}[^\x00]*:(\d+)\x00", re.DOTALL)
 
 
@@ -57,7 +57,7 @@ class _Connection:
 
 
 class Network:
-    """The proxies of a cluster: one for each of *ports*."""
+    """The proxies of a cluster, one for each of *ports*."""
 
     def __init__(self, ports: Sequence[int], seed: int = 0) -> None:
         self.ports: list[int] = []
@@ -166,7 +166,7 @@ class Network:
         *,
         requests: bool,
     ) -> None:
-        """Carry one direction of a connection until its end; *first* has been read already."""
+        """Carry one direction of a connection until its end. *first* has been read already."""
         with contextlib.suppress(OSError):
             while data := first or await reader.read(_PIECE):
                 first = b""

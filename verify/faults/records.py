@@ -1,20 +1,20 @@
-"""What every process of a run writes down: one line of JSON per event, in a file of its own, in order.
+"""The records of every process of a run, as one line of JSON per event, in a file of its own, in order.
 
-A line is written by one `write` to a file that is only appended to, so that a process that is killed leaves whole
+A line is written by one `write` to a file that is only appended to. A process that is killed therefore leaves whole
 lines behind. Times are by the one clock that all processes of the machine share and that nobody sets.
 
-    start    pid, group, kind       a process begins; `group` is its process group: it is stopped and killed as one
+    start    pid, group, kind       a process begins; `group` is its process group, stopped and killed as one
     ask      id, keys, …            an attempt begins: acquire() is about to be called; `kind`: for "lock" or "document"
     got      id, tokens, seen       it returned, at t; the fencing token of each key; `seen`: the count in a document
     refused  id, error              it raised
-    see      id, t, u, held, left   between t and u the lock said whether it is held, and for how long at any rate
+    see      id, t, u, held, left   between t and u the lock said whether it is held, and its least seconds left
     forked   id                     a child is about to be forked that will leave the block by which it is held
     leave    id                     release() is about to be called
     left     id, was, wrote         it returned: "released", "lost", or "unknown"; `wrote`: the count put in a document
     dropped  id                     nothing is believed from here on: its thread is about to end, its object to go
     told     id                     on_lost was called
-    force    key, tokens, ids       somebody is about to take the lock from the holders with these tokens; `ids`: whose
-                                    they are, where the documents say that
+    force    key, tokens, ids       somebody is about to take the lock from the holders with these tokens; `ids`: their
+                                    attempts, if the documents name them
     starved  t, u                   a thread of this process waited so long for a processor: one that does nothing but
                                     sleep woke late, or Linux says it of another one
     end                             the process ends in order

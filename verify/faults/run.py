@@ -32,7 +32,7 @@ from verify.faults.plans import HABITS, LONGEST
 from verify.faults.records import Journal, now, read
 from verify.faults.workers import work
 
-#: The process from which workers are forked. It has one thread and has imported their modules.
+#: The process from which workers are forked. One thread runs in it, and their modules are imported.
 _NURSERY: Final = multiprocessing.get_context("forkserver")
 _NURSERY.set_forkserver_preload(["verify.faults.workers"])
 #: The faults of processes, and of locks that another process takes.

@@ -1,36 +1,36 @@
-"""How late things may be before the checker accuses: on a machine that others use too, and under virtual time."""
+"""The tolerances of the checker, on a machine that others use too, and under virtual time."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Times are in seconds.
+    """The tolerances of the checker. Times are in seconds.
 
-    grace: how much later one must have come to be certainly behind in the queue, where nothing interferes: who is next
-    in its own process stands in the document half a second later, and a command of a calm day takes no second.
-    calm_arrivals: whether only those are judged whose first command nothing held up, be it that it found no thread in
-    its process: what is late is taken to have come when it arrives (docs/evidence/simulation.md).
-    resumes_the_dead: whether an owner may only resume a run whose process is gone.
-    clock_grace: the same where a clock was set meanwhile: the server knows the order of arrival by its times.
-    headless: within how long of a grant the line of a process may have been without an entry in the document: one that
-    left without naming the next waiter; the next learns of that at its next renewal.
-    unnoticed: how long it may take until it learns of that.
-    names_next: the errors after which the next waiter of a line was named all the same.
-    giving_up: within how long after a waiter gave up that is written down.
-    wait: how much longer than a command may take one that may not wait any more may be kept: the machine that runs this
-    is shared by all processes and servers of the run. (What a process was stopped or starved is not counted.)
-    slack: how long after a lease a key may take to be had again.
-    recovery: how long after a fault work may take to go on as usual: a command that was on its way still fails after
-    four, and is sent again within one.
-    lapse: a pause of a process that is shorter costs it no place in a queue: a place lives a second longer when its
-    renewal is due.
-    idle: how long a process may not get to run where a lock must not be lost.
-    work: how long a holder works at most; it says so to itself.
-    telling: within how long a loss is told after the program left the block.
-    standstill: the longest time without any grant after everything was healed.
-    drift: by which part of the time two clocks may get apart. stands: for how much longer something may stand in a
-    document for that.
+    - grace: the least difference of arrival for certainty about the order of the queue, without interference. A next
+      waiter of its own process is in the document half a second later. A command of a calm day takes no second.
+    - calm_arrivals: whether only waiters with an undelayed first command are judged. A delay includes a process without
+      a free thread. A late command counts as coming when it arrives (docs/evidence/simulation.md).
+    - resumes_the_dead: whether an owner may only resume a run of a process that is gone.
+    - clock_grace: the grace if a clock was set meanwhile. The server knows the order of arrival by its times.
+    - headless: the time before a grant within which the line of a process may have had no entry in the document. A
+      waiter left without naming the next one, and the next one learns of that at its next renewal.
+    - unnoticed: the time until the next waiter learns of that.
+    - names_next: the errors after which the next waiter of a line was named all the same.
+    - giving_up: the time until a waiter's giving up is recorded.
+    - wait: the extra time beyond a command for which a caller that may not wait any more is kept. All processes and
+      servers of the run share the machine. (Time in which a process was stopped or starved does not count.)
+    - slack: the time after a lease until a key can be acquired again.
+    - recovery: the time after a fault until work goes on as usual. A command that was on its way still fails after four
+      seconds, and is sent again within one.
+    - lapse: the pause of a process below which it loses no place in a queue. A place lives a second longer when its
+      renewal is due.
+    - idle: the time for which a process may not get to run while a lock must not be lost.
+    - work: the longest work of a holder. A holder limits its work by itself.
+    - telling: the time until a loss is reported after the program left the block.
+    - standstill: the longest time without any grant after everything was healed.
+    - drift: the part of the time by which two clocks may get apart.
+    - stands: the extra time for which an entry may stand in a document because of the drift.
     """
 
     grace: float = 2.0

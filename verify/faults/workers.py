@@ -229,7 +229,7 @@ class Worker:
     def _leave_inherited(self, name: str, lock: Lock) -> None:
         """Leave the block of the parent in a child."""
         self.look(name, lock)
-        signal.alarm(LEAVING)  # ends a child that hangs here, which its parent then tells
+        signal.alarm(LEAVING)  # ends a child that hangs here, and the parent reports that
         with contextlib.suppress(*ERRORS):
             match self.chance.choice(["release", "leave", "fail", "exit"]):
                 case "leave":

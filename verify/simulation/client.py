@@ -1,4 +1,4 @@
-"""A process's connection to the simulated servers. Its commands travel, wait, get lost, or arrive late."""
+"""A process's connection to the simulated servers. The commands travel, wait, get lost, or arrive late."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class SimStore:
                 how: dict[str, Any] = {"majority": False, "short": RELEASE_UNCONTENDED}
                 if not (yield from self._write(key, step, given, parsed, **how)):
                     left.add(key)
-            documents = self._servers.documents  # of several keys, those that an earlier copy has released are not left
+            # for several keys, those that an earlier copy has released are not left
+            documents = self._servers.documents
             return left if len(keys) == 1 else {key for key in left if is_held(documents.get(key, NOTHING), grants)}
 
         left: set[str] = self._send(work, timeout, once=True)
@@ -205,12 +206,15 @@ class SimStore:
     def close(self) -> None:
         self._closed = True
 
-    # On the way
+    # Commands on the way
 
     def _send(
         self, work: Callable[[Parsed], Work], timeout: float, key: str | None = None, *, once: bool = False
     ) -> Any:
-        """Have the server do the work; wait for its answer, at most so long. once: no copy of it arrives."""
+        """Have the server do the work, and wait for its answer, at most *timeout* seconds.
+
+        - once: whether no copy of it arrives.
+        """
         kernel, sender = self._kernel, self._kernel.current
         if self._closed:
             raise LockBackendFailed("the session was closed", key, passing=False)
@@ -232,7 +236,7 @@ class SimStore:
             exchange.sender = None
         answer = exchange.answers[0]
         if isinstance(answer, _NotPrimary):
-            # As the driver does: it looks for the primary, and reports the failure.
+            # Like the driver, look for the primary, and report the failure.
             self._known = self._servers.named
             kernel.sleep(min(max(0.0, end - kernel.now()), kernel.chance.uniform(0.0, 0.1)))
             raise LockBackendFailed("MongoDB has no primary that answers", key)
@@ -244,7 +248,7 @@ class SimStore:
         return delay + (chance.uniform(0.0, link.late_by) if chance.random() < link.late else 0.0)
 
     def _arrive(self, work: Callable[[Parsed], Work], exchange: Exchange, named: str) -> None:
-        """The command is at the server: it is parsed, and carried out by the primary alone."""
+        """Handle a command at the server. The server parses it, and the primary alone carries it out."""
         if self.link.cut:
             return
         servers = self._servers
@@ -294,7 +298,10 @@ class SimStore:
         reply: bool = False,
         short: Pipeline | None = None,
     ) -> Work:
-        """Write one document; return its `Reply`, or whether it was written. short: see `Servers.apply`."""
+        """Write one document, and return its `Reply`, or whether it was written.
+
+        - short: see `Servers.apply`.
+        """
         servers, chance = self._servers, self._kernel.chance
         if chance.random() < self.link.held_up:
             yield chance.uniform(0.0, self.link.held_up_by)
@@ -303,11 +310,11 @@ class SimStore:
         document, write = servers.apply(parsed, key, step, self.limits, given, short=short)
         parsed.has_written |= write is not None
         if majority and (newest := servers.newest()) is not None:
-            yield newest  # where nothing was to be written, too: the server waits for all that it has
+            yield newest  # also without a write, because the server waits for all that it has
         if not reply:
             return write is not None
         return reply_of(key, document, step.ask, parsed.moment.now, step.owner)
 
 
 class _NotPrimary:
-    """The answer of a member that is not the primary, or not the one that was meant."""
+    """The answer of a member that is not the primary, or not the intended one."""

@@ -1,6 +1,7 @@
-"""The constants of the engine, each so low in some runs that it is reached: a threshold, a limit, the size of a pool.
+"""The constants of the engine, such as a threshold, a limit, or the size of a pool. In some runs each is so low that it
+is reached.
 
-A test lists what the engine has: each is lowered here, or left alone for a reason.
+A test lists the constants of the engine. Each is lowered here, or left alone for a reason.
 """
 
 import ast
@@ -12,7 +13,7 @@ from typing import Final
 from verify.simulation.mutation import SOURCE
 from verify.simulation.shell import ENGINE, Constant
 
-#: Those that stand in the pipelines, which are made once: there, they are replaced when a server runs one.
+#: Constants in the pipelines. The pipelines are made once, and the constants are replaced when a server runs one.
 IN_PIPELINES: Final = {"PURGE_STEP", "MAX_HOLDERS", "LEAP"}
 #: The probability that a run has lower constants, and that each of them is lower in such a run.
 OFTEN: Final = 0.5

@@ -45,7 +45,7 @@ class NothingToBreak(AssertionError):
 
 
 class Patches:
-    """Changes to the engine of this process, which can be undone."""
+    """Changes to the engine of this process that can be undone."""
 
     def __init__(self) -> None:
         self._undo = contextlib.ExitStack()

@@ -19,7 +19,7 @@ from verify.simulation.world import World
 #: is set back.
 SKEW: Final = 8.0
 FAR_BACK: Final = 600.0
-#: A fault acts, yields the seconds that it lasts, and heals what it did.
+#: The steps of a fault. It acts, yields the seconds that it lasts, and heals the damage.
 Steps = Generator[float, None, None]
 
 
@@ -105,7 +105,7 @@ def _lowest(world: World) -> float:
 
 
 def clock_set_back(world: World, chance: random.Random) -> Steps:
-    """Set the clock of the running primary back. It stands still, goes back some seconds, or goes back far."""
+    """Set the clock of the running primary back. The clock stands still, goes back some seconds, or goes back far."""
     far = chance.choice([0.9, 0.9, 2 * SKEW, FAR_BACK])
     member, kernel = world.servers.primary, world.kernel
     ahead = member.ahead(kernel)
@@ -189,7 +189,7 @@ def kill(world: World, chance: random.Random) -> Steps:
 
 
 def close(world: World, chance: random.Random) -> Steps:
-    """Close the session of a process, whatever goes on in it. Another process takes its place."""
+    """Close the session of a process, whatever it does. Another process takes its place."""
     if (worker := _one(world, chance)) is not None:
         worker.close()
         start(world, worker.process.kind)

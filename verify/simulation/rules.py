@@ -62,7 +62,8 @@ def extensions_last(history: History) -> Iterator[Violation]:
     """Check that an extended lease has its whole length from then on, and is renewed for that length afterwards.
 
     If a document of its batch holds up a renewal after a third of the lease, that takes a sixth of the lease. The
-    renewal is made again alone. It may wait a sixth for a thread which another document holds up, and take one more.
+    renewal is made again alone. The second one may wait a sixth for a thread that another document holds up, and take
+    one more.
     """
     for record in history.more["extended"]:
         attempt, length, since = history.attempts[record["id"]], record["lease"], record["since"]

@@ -78,7 +78,7 @@ class Write:
 
 
 class Parsed:
-    """A command as a member has parsed it. Its `$$NOW` and `$$CLUSTER_TIME` are read once."""
+    """A command as a member has parsed it. `$$NOW` and `$$CLUSTER_TIME` are read once for it."""
 
     def __init__(self, servers: Servers, named: str) -> None:
         self.member = servers.primary
@@ -198,7 +198,7 @@ class Servers:
         return self._pending[-1] if self._pending else None
 
     def _tick(self) -> None:
-        """Advance the cluster time. It advances with every write, and never goes back."""
+        """Advance the cluster time. The cluster time advances with every write, and never goes back."""
         seconds = int(self.primary.time(self.kernel).timestamp())
         last = self.cluster_time
         self.cluster_time = Timestamp(seconds, 1) if seconds > last.time else Timestamp(last.time, last.inc + 1)
@@ -233,7 +233,8 @@ class Servers:
             self._confirm(self._pending[-1])
 
     def elect(self, member: Member, kept: int, seconds: float) -> None:
-        """Make *member* the primary. It has the first *kept* writes that the majority lacks. The rest is undone."""
+        """Make *member* the primary. The first *kept* writes that the majority lacks are kept, and the rest is
+        undone."""
         lost = self._pending[kept:]
         for write in self._pending[:kept]:
             self._commit(write)

@@ -1,4 +1,4 @@
-"""A continuous look at the documents: the entries in them, and whether their attempts know of these.
+"""A continuous look at the documents, with their entries, and with the knowledge of their attempts.
 
 An entry names its attempt, and the attempts record their knowledge. Nothing here asks the engine.
 """

@@ -1,4 +1,4 @@
-"""The processes of a simulation. They act like those of the fault runs, and write the same records."""
+"""The processes of a simulation. Like the processes of the fault runs, they act and write records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verify.simulation.world import SimSession, World
 
 #: Strands of a process that has several: sometimes more than a small pool has threads.
 STRANDS: Final = (4, 4, 4, 12)
-#: The number of locks of a process that is to end with many. Its other strands act as always.
+#: The number of locks of a process that is to end with many. The other strands of the process act as always.
 BULK: Final = 3 * MANY
 #: The last line of the engine, counted from its beginning, at which an attempt is struck. Most attempts have fewer
 #: lines.

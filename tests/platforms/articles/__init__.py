@@ -1,1 +1,1 @@
-"""An app whose models and admin are those of a project with one package of other people."""
+"""An app with the models and the admin of a project with one package of other people."""

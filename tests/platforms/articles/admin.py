@@ -1,4 +1,4 @@
-"""The admin of the articles: ours before that of the package."""
+"""The admin of the articles, with our class before that of the package."""
 
 # mypy: disable-error-code="misc"
 from __future__ import annotations

@@ -25,7 +25,7 @@ def history() -> Any:
 
 
 class Article(VersionedModel):
-    """With a version."""
+    """An article with a version."""
 
     title = models.CharField(max_length=50)
     history = history()
