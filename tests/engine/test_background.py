@@ -109,7 +109,7 @@ def task(attempts: Attempts, key: str, group: object = None, due: float = 100.0,
     ids=str,
 )
 def test_a_call_is_repeated(world: World, background: Background, outcomes: list[Any], times: list[float]) -> None:
-    """F84: A call is repeated after each pause while the answer is no. Without an answer, the last pause is repeated."""
+    """F84: A call is repeated after each pause while the answer is no, and after the last pause without an answer."""
     left, made = list(outcomes), list[float]()
 
     def call() -> bool:

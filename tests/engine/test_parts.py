@@ -193,8 +193,9 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
 def test_how_long_a_renewal_may_take(
     bare: Bare, *, leases: tuple[float, ...], until: float | None, failures: int, timeout: float, limit: float
 ) -> None:
-    """P7, F178, F237: A renewal may take a sixth of the shortest lease, and a third later. A lock just handed over counts
-    with the time of its place. A renewal that begins late gets a quarter of the time that is left, and later two thirds."""
+    """P7, F178, F237: A renewal may take a sixth of the shortest lease, and a third later. A lock just handed over
+    counts with the time of its place. A renewal that begins late gets a quarter of the time left, and later two
+    thirds."""
     grants = [bare.grant(until=until, lease=lease) for lease in leases]
     for grant in grants:
         grant.lease.failures, bare.commands.timeout = failures, timeout
@@ -430,8 +431,8 @@ def test_a_grant_that_is_not_found(bare: Bare, by_release: bool) -> None:
 
 @pytest.mark.parametrize(("until", "doubt", "in_bulk"), [(130, False, True), (130, True, False), (None, False, False)])
 def test_a_removal(bare: Bare, until: float | None, *, doubt: bool, in_bulk: bool) -> None:
-    """P6, F17: A removal is tried at once, and as long as a copy of its command may arrive or its lease may live. If such
-    a copy may arrive, the removal is a command of its own and leaves a tombstone."""
+    """P6, F17: A removal is tried at once, and as long as a copy of its command may arrive or its lease may live. If
+    such a copy may arrive, the removal is a command of its own and leaves a tombstone."""
     grant = bare.grant(until=until, min_hold=1)
     grant.outcome_unknown = doubt
     (first,) = bare.line("first")
@@ -470,8 +471,8 @@ def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
 
 
 def test_the_grants_that_are_left_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, F182: All grants are removed in bulk. Uncontended locks use the short command, the others the rule. Locks with
-    a minimum hold are sent apart, and so are waiters."""
+    """P6, F182: All grants are removed in bulk. Uncontended locks use the short command, the others the rule. Locks
+    with a minimum hold are sent apart, and so are waiters."""
     sent = list[tuple[str, str]]()
 
     def release(keys: list[str], ids: list[str], limit: float) -> set[str]:

@@ -220,8 +220,8 @@ def test_a_call_is_taken_back_once() -> None:
 
 
 def test_what_a_blocking_call_brings() -> None:
-    """F67: A call brings its result or its error. After its time, a call is not begun. A call that has begun gets a moment
-    more."""
+    """F67: A call brings its result or its error. After its time, a call is not begun. A call that has begun gets a
+    moment more."""
     one: Blocking[Any] = Blocking(lambda left: 5, 3.0, priority=0)
     one.begin()
     assert one.wait(0.0) == 5
