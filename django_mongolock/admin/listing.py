@@ -290,11 +290,11 @@ class Columns:
 
     @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:
-        return display.holder(lock.row)
+        return lock.row.holder_html
 
     @admin.display(description=_("held for"), ordering=Computed("since"))
     def since(self, lock: Lock) -> SafeString:
-        return labelled(_("held for"), display.held_for(lock.row))
+        return labelled(_("held for"), lock.row.held_html)
 
     @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> SafeString:
