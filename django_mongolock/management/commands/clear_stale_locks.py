@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -59,7 +58,7 @@ exit codes:
         super().add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
-        self.failed, self.reported, self.options = {}, time.monotonic(), options
+        self.failed, self.options = {}, options
         dry_run = options["dry_run"]
         asks = options["interactive"] and not dry_run
         if asks and (options["json"] or not sys.stdin.isatty()):
@@ -127,9 +126,6 @@ exit codes:
                 if self.options["dry_run"] and done.found:
                     self.code = FOUND
                 yield from part.cleared
-                if self.options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - self.reported > 1):
-                    self.reported = time.monotonic()
-                    self.stderr.write(f"{done.found} found, {done.count} cleared", str)
 
         return rows(), partial(_facts, done)
 
