@@ -139,11 +139,6 @@ class Editing(Saving):
         self.page.note_saved()
         self.lock.release()
 
-    async def adone(self) -> None:
-        """See done()."""
-        self.page.note_saved()
-        await self.lock.arelease()
-
     # Answering the page's script
 
     def respond(self, obj: Model | None = None) -> HttpResponse:
