@@ -86,13 +86,12 @@ class SealedPages(GuardedAdmin):
         """
         saving.begin(request)
         aliases = (router.db_for_write(LogEntry), self.get_queryset(request).db)
-        said: Any = getattr(request, "_messages", None)
-        before = len(said._queued_messages) if said is not None else 0
+        said: list[Any] = getattr(getattr(request, "_messages", None), "_queued_messages", [])
+        before = len(said)
 
         def once() -> Any:
             saving.anew = saving.deleted or "_saveasnew" in request.POST
-            if said is not None:
-                del said._queued_messages[before:]
+            del said[before:]
             return attempt()
 
         response = saving.run(aliases, once)
@@ -100,8 +99,7 @@ class SealedPages(GuardedAdmin):
             self.message_user(request, text, messages.ERROR)
         if response is not None:
             return response
-        if said is not None:
-            del said._queued_messages[before:]
+        del said[before:]
         said_of_it = saving.refusals or [_("Not saved: this was changed while you were editing it.")]
         return self._say(request, said_of_it, again)
 

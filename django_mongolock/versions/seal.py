@@ -58,14 +58,6 @@ def seal(instance: models.Model, fields: Fields) -> str:
     return signing.dumps(page_of(instance, fields), salt=SALT, compress=True)
 
 
-def unseal(sealed: str | None) -> Page | None:
-    """Return the sealed page, or None for any other text."""
-    with suppress(signing.BadSignature):
-        page: Page = signing.loads(sealed or "", salt=SALT)
-        return page
-    return None
-
-
 def page_of(instance: models.Model, fields: Fields) -> Page:
     """Return the record of what a form shows."""
     secret = secret_name(settings.SECRET_KEY)
@@ -76,6 +68,14 @@ def page_of(instance: models.Model, fields: Fields) -> Page:
         if (other := digest(field, sent_back(fields[field.name], value))) != page["fields"][field.name]:
             page["alone"][field.name] = other
     return page
+
+
+def unseal(sealed: str | None) -> Page | None:
+    """Return the sealed page, or None for any other text."""
+    with suppress(signing.BadSignature):
+        page: Page = signing.loads(sealed or "", salt=SALT)
+        return page
+    return None
 
 
 def is_current(page: Page | None, instance: models.Model) -> bool:
@@ -115,11 +115,6 @@ def say_changed(names: Iterable[str]) -> str:
     if listed := ", ".join(dict.fromkeys(names)):
         said.append(_("Changed meanwhile: %s.") % listed)
     return " ".join((*said, _("What you typed is still here: save again to replace what is stored.")))
-
-
-def say_deleted() -> str:
-    """Return the message that the object was deleted since the page was made."""
-    return _("Not saved: this was deleted while you were editing it. Save again to create it again.")
 
 
 def begin_apart(form: Any) -> None:
@@ -265,9 +260,5 @@ def _send(shown: Mapping[str, Any], data: QueryDict) -> None:
     if "subwidgets" in shown or value is None:
         return
     values = value if isinstance(value, (list, tuple)) else [value]
-    data.setlist(shown["name"], [_as_text(each, in_line="type" in shown) for each in values])
-
-
-def _as_text(value: Any, *, in_line: bool) -> str:
-    """Return the text as browsers send it. An input has no line ends, and a text area has those of the network."""
-    return re.sub(r"\r\n|\r|\n", "" if in_line else "\r\n", str(value))
+    line_end = "" if "type" in shown else "\r\n"  # an input has no line ends, and a text area those of the network
+    data.setlist(shown["name"], [re.sub(r"\r\n|\r|\n", line_end, str(each)) for each in values])
