@@ -85,8 +85,7 @@ class DocumentLockAdminMixin(ModelAdmin):
         except LockError as error:
             self.message_user(request, str(error), messages.ERROR)
             return None
-        page: HttpResponse | None = locks.question(request, FORCE, shown)  # type: ignore[attr-defined]
-        return page
+        return locks.question(request, FORCE, shown)  # type: ignore[attr-defined, no-any-return]
 
     @admin.action(
         description=gettext_lazy("Release the selected documents if their lock is stale"),

@@ -39,10 +39,6 @@ FinalState = str | Callable[[Any], str] | None
 LOST: Final = "lost"
 #: The end of the work on a document that the flow has deleted.
 DELETED: Final = "deleted"
-#: The reason why a forked child has lost its parent's documents.
-FORKED: Final = "a forked child does not hold its parent's documents"
-#: The reason why a block cannot begin.
-TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
 #: Seconds between two looks of a write that waits for another write of the same document.
 TURN: Final = 0.01
 
@@ -153,7 +149,7 @@ class HeldDocument(Block, Generic[D]):
         if callable(chosen):  # the function sees the document as changed
             chosen = chosen(self._context.source.changed(self.instance, changes or {}))
         state = self._context.rules.check_final(chosen)
-        yield from self._write(self._stored(changes or {}), ends=state)
+        yield from self._in_turn(self._write_now(self._stored(changes or {}), ends=state))
 
     finish, afinish = twins(_finish)
 
@@ -196,7 +192,7 @@ class HeldDocument(Block, Generic[D]):
         made = self._stored({**(changes or {}), **more})
         if not made:
             raise TypeError("update() needs something to write")
-        yield from self._write(made)
+        yield from self._in_turn(self._write_now(made))
         return self.instance
 
     update, aupdate = twins(_update)
@@ -223,14 +219,11 @@ class HeldDocument(Block, Generic[D]):
 
     def _renew(self) -> Steps[None]:
         """Restart the count of `stale_after`. Raises DocumentLockLost, DocumentChanged."""
-        yield from self._write({}, renew=True)
+        yield from self._in_turn(self._write_now({}, renew=True))
 
     renew, arenew = twins(_renew)
 
     # Writing
-
-    def _write(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
-        yield from self._in_turn(self._write_now(changes, ends, renew))
 
     def _in_turn(self, write: Steps[None]) -> Steps[None]:
         """Write when no other write is under way. Another thread or task of the flow may be renewing the document."""
@@ -246,7 +239,7 @@ class HeldDocument(Block, Generic[D]):
             if self._turn.get(None) is turn:
                 del self._turn[None]
 
-    def _write_now(self, changes: Document, ends: str | None, renew: bool) -> Steps[None]:
+    def _write_now(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
         """Write, if the document is still as this flow left it.
 
         After a lost answer, one look at the token shows whether the write was done. Late copies of earlier writes are
@@ -297,7 +290,9 @@ class HeldDocument(Block, Generic[D]):
     def _check(self) -> None:
         """Raise DocumentLockLost in a forked child or after a loss, and LockMisused when the work has ended."""
         if self.ended == LOST:
-            reason = FORKED if self._context.courier.forked else "an earlier write has found that"
+            reason = "an earlier write has found that"
+            if self._context.courier.forked:
+                reason = "a forked child does not hold its parent's documents"
             raise DocumentLockLost(self._context.name, self.id, self.version, reason=reason)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
@@ -308,7 +303,8 @@ class HeldDocument(Block, Generic[D]):
         self._check()
         if self.remaining == 0:
             abandon(self._context, [self._own])
-            raise DocumentLockLost(self._context.name, self.id, self.version, reason=TOO_LATE)
+            why = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
+            raise DocumentLockLost(self._context.name, self.id, self.version, reason=why)
         return self
 
     def _leave(self, error: BaseException | None) -> Steps[bool]:
