@@ -255,6 +255,13 @@ class TestEverybody:
             box = page.locator(".field-details").first.bounding_box()
             assert box["x"] + box["width"] <= width
 
+    def test_an_event_on_a_telephone(self, visit: Visit, history: Collection[dict[str, Any]]) -> None:
+        """F224: a card has no dashes for columns that it does not name."""
+        history.insert_one({"key": "order:5", "at": now(), "event": "granted", "label": "nightly"})
+        with visit("/admin/mongolock_history/lockevent/?event=all", viewport={"width": 390, "height": 844}) as page:
+            said = page.locator("#result_list tbody tr").inner_text()
+            assert "order:5" in said and "–" not in said
+
     def test_boxes_show_whole_names(self, visit: Visit, locks: Locks) -> None:
         """F221: a key of the graph is never cut, nor is the host or the process of a thread."""
         long, host = f"import:{'catalog-of-everything/' * 6}2026", "worker-17.eu-central.shop.internal"
