@@ -127,17 +127,13 @@ exit codes:
                     self.code = FOUND
                 yield from part.cleared
 
-        return rows(), partial(_facts, done)
-
-
-def _facts(done: Swept) -> dict[str, Any]:
-    return {
-        "found": done.found,
-        "cleared": done.count,
-        "postponed": done.postponed,
-        "dated": done.dated,
-        "damaged": [row.as_json() for row in done.damaged],
-    }
+        return rows(), lambda: {
+            "found": done.found,
+            "cleared": done.count,
+            "postponed": done.postponed,
+            "dated": done.dated,
+            "damaged": [row.as_json() for row in done.damaged],
+        }
 
 
 def _left_over(done: dict[str, Any]) -> str:
