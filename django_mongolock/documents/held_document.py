@@ -90,7 +90,7 @@ class HeldDocument(Block, Generic[D]):
 
     def __repr__(self) -> str:
         how = self.ended or f"{self.pending}, {self.remaining:.1f} s left"
-        return f"<HeldDocument {self._context.name} {self.id!r}, version {self.version}, {how}>"
+        return f"<HeldDocument {self._context.source.name} {self.id!r}, version {self.version}, {how}>"
 
     @property
     def instance(self) -> D:
@@ -170,7 +170,7 @@ class HeldDocument(Block, Generic[D]):
             raise
         if isinstance(answer, Refusal):
             own.ended = None
-            raise DocumentRefused(self._context.name, self.id, str(answer))
+            raise DocumentRefused(self._context.source.name, self.id, str(answer))
         if answer is not None:
             return True
         found = yield from send(read_one(rules.fields, self.id))  # the driver may have sent it twice
@@ -211,10 +211,6 @@ class HeldDocument(Block, Generic[D]):
                 why = self._why_not(found, maybe_written=in_doubt)
                 self._own.ended = LOST if isinstance(why, (DocumentLockLost, DocumentNotFound)) else None
                 raise why
-        self.note_deleted()
-
-    def note_deleted(self) -> None:
-        """End the work, because the document is deleted."""
         self._own.ended = DELETED
 
     def _renew(self) -> Steps[None]:
@@ -248,7 +244,7 @@ class HeldDocument(Block, Generic[D]):
         sent = clock.now()
         own, rules, unanswered = self._own, self._context.rules, list[BaseException]()
         if own.sent >= LAST_VERSION - 1:
-            raise DocumentDamaged(self._context.name, self.id, "its version is too large")
+            raise DocumentDamaged(self._context.source.name, self.id, "its version is too large")
         token = token_of(own.writer, own.sent + 1) if ends is None else own.last_token()
         values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
         statement, in_doubt = own.writing(rules, values, token, renew=renew), own.in_doubt
@@ -257,7 +253,7 @@ class HeldDocument(Block, Generic[D]):
         answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             own.sent -= 1  # the write was certainly not done
-            raise DocumentRefused(self._context.name, self.id, str(answer))
+            raise DocumentRefused(self._context.source.name, self.id, str(answer))
         if answer is None:
             answer = yield from send(read_one(rules.fields, self.id))
             if answer is None or get_path(answer, rules.fields.token) != token:
@@ -274,7 +270,7 @@ class HeldDocument(Block, Generic[D]):
 
     def _why_not(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
         """Return why the document refused a write. The document was *found* like this afterwards."""
-        name = self._context.name
+        name = self._context.source.name
         if found is None:
             return DocumentNotFound(name, self.id)
         seen = read_snapshot(self._context.rules, found)
@@ -293,7 +289,7 @@ class HeldDocument(Block, Generic[D]):
             reason = "an earlier write has found that"
             if self._context.courier.forked:
                 reason = "a forked child does not hold its parent's documents"
-            raise DocumentLockLost(self._context.name, self.id, self.version, reason=reason)
+            raise DocumentLockLost(self._context.source.name, self.id, self.version, reason=reason)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
 
@@ -304,7 +300,7 @@ class HeldDocument(Block, Generic[D]):
         if self.remaining == 0:
             abandon(self._context, [self._own])
             why = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
-            raise DocumentLockLost(self._context.name, self.id, self.version, reason=why)
+            raise DocumentLockLost(self._context.source.name, self.id, self.version, reason=why)
         return self
 
     def _leave(self, error: BaseException | None) -> Steps[bool]:
@@ -325,9 +321,9 @@ class HeldDocument(Block, Generic[D]):
             if opened:
                 warn_once(
                     self._place,
-                    f"the document {self._context.name} {self.id!r} was released inside the transaction that is open "
-                    f"on {opened[0].alias!r}: the next flow does not yet see what was written under the lock. Open the "
-                    "transaction inside the block",
+                    f"the document {self._context.source.name} {self.id!r} was released inside the transaction that is "
+                    f"open on {opened[0].alias!r}: the next flow does not yet see what was written under the lock. "
+                    "Open the transaction inside the block",
                 )
 
     def _end(self, error: BaseException | None) -> Steps[bool]:
@@ -345,7 +341,7 @@ class HeldDocument(Block, Generic[D]):
         return True
 
     def _fail_quietly(self) -> Steps[bool]:
-        own, facts = self._own, {"document": self.id, "place": self._context.name}
+        own, facts = self._own, {"document": self.id, "place": self._context.source.name}
         if own.in_doubt:
             abandon(self._context, [own])  # MongoDB did not answer just now: one wait is enough
             return False
@@ -377,7 +373,7 @@ def abandon(context: Context, several: list[Own]) -> None:
 def forgotten(context: Context, own: Own, place: str) -> None:
     """Release a document whose object was garbage-collected, so that no code can end its work."""
     if own.ended is None and not context.courier.forked:
-        log(WARNING, "document forgotten", document=own.id, place=context.name, acquired=place)
+        log(WARNING, "document forgotten", document=own.id, place=context.source.name, acquired=place)
         abandon(context, [own])
-        what = f"the document {own.id!r} of {context.name}, acquired at {place},"
+        what = f"the document {own.id!r} of {context.source.name}, acquired at {place},"
         warnings.warn(f"{what} was not ended, and no code can now", ResourceWarning, stacklevel=2)

@@ -160,7 +160,7 @@ class Hold(Block, Generic[D]):
                 return self._held
             found: Document | None = yield from send(updates.read_one(context.rules.fields, request.id))
             if found is None:
-                raise DocumentNotFound(context.name, request.id)
+                raise DocumentNotFound(context.source.name, request.id)
             request = plan.request(plan.source.instance(found))
 
     acquire, aacquire = twins(_acquire)
@@ -277,7 +277,7 @@ def _acquire_some(  # noqa: PLR0917
         seen = {id_: read_snapshot(rules, document) for id_, document in states.items()}
         for each in requests:
             if (refusal := written.refused.get(each.id)) is not None:
-                refused[each.id] = DocumentRefused(context.name, each.id, str(refusal))
+                refused[each.id] = DocumentRefused(context.source.name, each.id, str(refusal))
             else:
                 refused[each.id] = why_not(context, each, seen.get(each.id))
         dead = {id_: dead_run(state, owns[id_].owner) for id_, state in seen.items()}

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Model
 
 from ..versions.checking import conflict, is_version_field, version_read
-from .held_document import HeldDocument, Holder
+from .held_document import DELETED, HeldDocument
 from .rules import Rules
 
 
@@ -31,8 +31,7 @@ def _held_of(instance: Model, using: str | None, pk: Any) -> HeldDocument[Any] |
 
     Return None for a copy under another key or in another database.
     """
-    holder: Holder | None = vars(instance).get("_document_held")
-    held = None if holder is None else holder()
+    held: HeldDocument[Any] | None = (vars(instance).get("_document_held") or (lambda: None))()
     if held is None or held.ended is not None:
         return None
     source = held._context.source
@@ -72,7 +71,7 @@ def _ending_block(delete: Callable[..., Any]) -> Callable[..., Any]:
         held = _held_of(self, self._state.db, self.pk)
         result = delete(self, *args, **kwargs)
         if held is not None and self.pk is None:  # otherwise delete() only marks the document
-            held.note_deleted()
+            held._own.ended = DELETED
         return result
 
     return ending

@@ -44,11 +44,6 @@ class Context:
     rules: Rules
     courier: Courier
 
-    @property
-    def name(self) -> str:
-        """The name of the collection, for people."""
-        return self.source.name
-
 
 def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
     """Acquire one document. Return the document as acquired.
@@ -61,7 +56,7 @@ def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
             statement = updates.acquiring(rules, own, request, dead)
             answer = yield from send(updates.write_one(statement), unanswered)
             if isinstance(answer, Refusal):
-                raise DocumentRefused(context.name, id_, str(answer))
+                raise DocumentRefused(context.source.name, id_, str(answer))
             if answer is not None:
                 return answer  # type: ignore[no-any-return]
             found: dict[Any, Document] = yield from send(updates.read_some(rules.fields, [id_]))
@@ -85,7 +80,7 @@ def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
 def put_back(context: Context, several: Sequence[Own]) -> None:
     """Release documents in their failed states in the background, many with one command. Never waits."""
     for some in in_batches([own.failing(context.rules, own.last_token()) for own in several], BATCH):
-        context.courier.send_in_background(partial(_put_back, context.name, some))
+        context.courier.send_in_background(partial(_put_back, context.source.name, some))
 
 
 def in_batches(several: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -103,17 +98,17 @@ def _put_back(name: str, statements: Sequence[Statement], collection: Collection
 def why_not(context: Context, request: Request, seen: DocumentSnapshot | None) -> LockError:
     """Return why a document was refused, by its state right afterwards."""
     if seen is None:
-        return DocumentNotFound(context.name, request.id)
+        return DocumentNotFound(context.source.name, request.id)
     if seen.damage:
-        return DocumentDamaged(context.name, request.id, seen.damage)
+        return DocumentDamaged(context.source.name, request.id, seen.damage)
     if seen.version != request.version:
-        return DocumentChanged(context.name, request.id, request.version, seen.version)
+        return DocumentChanged(context.source.name, request.id, request.version, seen.version)
     holder = seen.holder or "another flow that was quicker"
     stale_in = None if seen.left is None else max(0.0, seen.left)
     least, most = RETRY_AFTER
     # Wait as long again as the document has been held, within bounds, and not long after it is stale.
     after = max(least, min(seen.seconds, most, most if stale_in is None else stale_in))
-    return DocumentHeld(context.name, request.id, holder, seen.work, seen.since, after, stale_in)
+    return DocumentHeld(context.source.name, request.id, holder, seen.work, seen.since, after, stale_in)
 
 
 def dead_run(seen: DocumentSnapshot, owner: str) -> str | None:
@@ -158,9 +153,8 @@ def condition(rules: Rules, choice: Choice) -> Document:
 def find(context: Context, choice: Choice, limit: int = 0) -> Steps[list[DocumentSnapshot]]:
     """Find documents, the longest hold first. For "all", documents that cannot be judged follow. limit 0: all."""
     rules = context.rules
-    several = [choice]
-    if choice.state == "all" and choice.owner is None:
-        several.append(replace(choice, state="damaged"))
+    everything = choice.state == "all" and choice.owner is None
+    several = [choice, replace(choice, state="damaged")] if everything else [choice]
 
     def command(collection: Collection[Document]) -> list[Document]:
         fields = rules.fields
@@ -237,10 +231,8 @@ def _take(
 
 
 def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
-    by_id = {each.id: each for each in some}
-    return [
-        replace(by_id[id_], state=ShownState.DAMAGED, damage=str(refusal)) for id_, refusal in written.refused.items()
-    ]
+    refused = [(each, written.refused[each.id]) for each in some if each.id in written.refused]
+    return [replace(each, state=ShownState.DAMAGED, damage=str(refusal)) for each, refusal in refused]
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:
