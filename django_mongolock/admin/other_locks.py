@@ -86,8 +86,6 @@ class OtherLocks(LockActions):
 
     def _section(self, request: HttpRequest, choice: Choice, kind: LockKind, most: int) -> Section:
         """Read the first rows of a kind."""
-        if choice.state == "damaged" and choice.owner:
-            return Section(kind)
         try:
             found = list(kind.rows(choice, most + 1))
         except UNREADABLE as error:

@@ -18,9 +18,9 @@ from .checking import all_or_nothing, version_field
 from .saving import Saving
 from .seal import (
     Page,
-    begin_apart,
     changed,
     columns,
+    copied,
     digest,
     is_current,
     key_of,
@@ -81,7 +81,7 @@ class SealedModelForm(ModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        begin_apart(self)
+        self.initial = {name: copied(value) for name, value in self.initial.items()}
         if not self.instance._state.adding:
             self.initial[FIELD] = seal(self.instance, self.fields)
         #: Whether the object was changed or deleted since the page was made.

@@ -117,19 +117,15 @@ def say_changed(names: Iterable[str]) -> str:
     return " ".join((*said, _("What you typed is still here: save again to replace what is stored.")))
 
 
-def begin_apart(form: Any) -> None:
-    """Make a form begin with copies of embedded documents.
+def copied(value: Any) -> Any:
+    """Return the initial value of a field, with copies of embedded documents.
 
     django-mongodb-backend 6.1 writes the typed values into the initial documents, and these are the stored ones.
     """
-    form.initial = {name: _copy(value) for name, value in form.initial.items()}
-
-
-def _copy(value: Any) -> Any:
     if isinstance(value, models.Model) and value.pk is None:
         fields = value._meta.concrete_fields
-        return type(value)(**{field.attname: _copy(field.value_from_object(value)) for field in fields})
-    return [_copy(each) for each in value] if isinstance(value, list) else value
+        return type(value)(**{field.attname: copied(field.value_from_object(value)) for field in fields})
+    return [copied(each) for each in value] if isinstance(value, list) else value
 
 
 def from_primary(request: HttpRequest, queryset: Any) -> Any:
