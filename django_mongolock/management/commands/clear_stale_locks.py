@@ -11,6 +11,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...engine.text_checks import check_fact
 from ...exceptions import printable
 from ...inspection.kinds import Choice, LockKind, Row, Swept
 from ..lock_command import LockCommand, seconds, write_table
@@ -64,7 +65,7 @@ exit codes:
         if asks and (options["json"] or not sys.stdin.isatty()):
             raise CommandError("there is no terminal for the confirmation: use --no-input, or --dry-run to look first")
         with self.reporting_errors():
-            owner = self.fact("--owner", options["owner"])
+            owner = check_fact("--owner", options["owner"])
             self.choice = Choice("stale", owner, options["older_than"], key=self.keys(options))
             kinds = self.kinds(options)
             if asks and not self._is_confirmed(kinds):
