@@ -68,7 +68,7 @@ class PlainCommand(BaseCommand):
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Report errors that a person can correct without a traceback. A mistake in the command line has exit code 2."""
+        """Report errors that a person can correct without a traceback. Wrong command lines have exit code 2."""
         try:
             yield
         except (LockError, ImproperlyConfigured) as error:

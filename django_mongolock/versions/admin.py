@@ -50,17 +50,12 @@ class GuardedAdmin(ModelAdmin):
         super().__init__(*args, **kwargs)
         for name in dir(type(self)):
             if name.startswith(GUARD) and hasattr(type(self), own := name.removeprefix(GUARD)):
-                setattr(self, own, _guarded(self, own))
+                call = functools.partial(self._call_guard, own)
+                setattr(self, own, functools.update_wrapper(call, getattr(type(self), own)))
 
-
-def _guarded(instance: Any, name: str) -> Inner:
-    guard = getattr(instance, GUARD + name)
-
-    @functools.wraps(getattr(type(instance), name))
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return guard(functools.partial(getattr(type(instance), name), instance), *args, **kwargs)
-
-    return call
+    def _call_guard(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        inner = functools.partial(getattr(type(self), name), self)
+        return getattr(self, GUARD + name)(inner, *args, **kwargs)
 
 
 class SealedPages(GuardedAdmin):
