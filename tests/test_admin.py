@@ -132,7 +132,6 @@ class TestList:
             ("?state=free", ["free:1"]),
             ("?state=all", ["catalog", "free:1", "left:behind", "order:5"]),
             ("?mode=shared", ["catalog"]),
-            ("?mode=$ne", ["catalog", "order:5"]),
             ("?o=-1&state=all", ["order:5", "left:behind", "free:1", "catalog"]),
             ("?o=5", ["order:5", "catalog"]),
             ("?o=4", ["catalog", "order:5"]),

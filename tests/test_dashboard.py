@@ -401,7 +401,7 @@ class TestDrawing:
         assert len(set(places)) == len(places)
         for a in drawn.nodes:
             for b in drawn.nodes:
-                assert a is b or a.x != b.x or abs(a.y - b.y) >= pictures.HEIGHT
+                assert a is b or a.x != b.x or a.bottom <= b.y or b.bottom <= a.y
 
     def test_lane(self, locks: Locks) -> None:
         """Half of the time held is half of the width. A wait is drawn at its time."""

@@ -256,6 +256,35 @@ class TestEverybody:
             box = page.locator(".field-details").first.bounding_box()
             assert box["x"] + box["width"] <= width
 
+    def test_an_event_on_a_telephone(self, visit: Visit, history: Collection[dict[str, Any]]) -> None:
+        """F224: a card has no dashes for columns that it does not name."""
+        history.insert_one({"key": "order:5", "at": now(), "event": "granted", "label": "nightly"})
+        with visit("/admin/mongolock_history/lockevent/?event=all", viewport={"width": 390, "height": 844}) as page:
+            said = page.locator("#result_list tbody tr").inner_text()
+            assert "order:5" in said
+            assert "–" not in said
+
+    def test_boxes_show_whole_names(self, visit: Visit, locks: Locks) -> None:
+        """F221: a key of the graph is never cut, nor is the host or the process of a thread."""
+        long, host = f"import:{'catalog-of-everything/' * 6}2026", "worker-17.eu-central.shop.internal"
+        locks.add(long, [entry(1, worker="x", host=host)], [waiter(2, worker="y", host=host)])
+        locks.add("b", [entry(3, worker="y", host=host)], [waiter(4, worker="z", host=host)])
+        with visit() as page:
+            boxes = page.evaluate(
+                """() => [...document.querySelectorAll(".mongolock-picture foreignObject")].map((outer) => {
+                  const room = outer.getBoundingClientRect();
+                  const inside = [...outer.querySelectorAll("b, small")].every((part) => {
+                    const box = part.getBoundingClientRect();
+                    const fits = part.scrollWidth <= part.clientWidth && box.height >= part.scrollHeight;
+                    return fits && box.top >= room.top && box.bottom <= room.bottom;
+                  });
+                  return [outer.textContent, inside];
+                })"""
+            )
+        assert {long, "b"} < {text for text, _inside in boxes}
+        assert len([text for text, _inside in boxes if host in text]) == 3
+        assert [text for text, inside in boxes if not inside] == []
+
     def test_a_quiet_site(self, visit: Visit, locks: Locks) -> None:
         """F150: With two held locks and no waiters, the dashboard fits on one screen. The index links to it."""
         for number in range(2):

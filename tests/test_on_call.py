@@ -109,9 +109,10 @@ class TestHistory:
         assert told.get(page_of("k")).context["hour"].minutes == 15
 
 
-def test_an_unknown_state(locks: Locks) -> None:
+@pytest.mark.parametrize("query", ["state=waiting", "mode=$ne"])
+def test_an_unknown_state(locks: Locks, query: str) -> None:
     """F224: A filter that does not exist gets Django's own answer."""
-    response = browser("view_lock").get(f"{LIST}?state=waiting")
+    response = browser("view_lock").get(f"{LIST}?{query}")
     assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
 
 

@@ -68,6 +68,12 @@ STATES: Final = {
     "free": _("Free"),
     "all": _("All states"),
 }
+MODES: Final = {
+    "all": _("All modes"),
+    "exclusive": _("Exclusive"),
+    "shared": _("Shared"),
+    "semaphore": _("Semaphore"),
+}
 
 
 def chosen_state(request: HttpRequest) -> str:
@@ -120,24 +126,20 @@ class StateFilter(ChoiceFilter):
         return chosen
 
 
-class ModeFilter(admin.SimpleListFilter):
+class ModeFilter(ChoiceFilter):
     """The mode of a lock."""
 
     title = _("mode")
     parameter_name = "mode"
 
-    def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
-        return [("exclusive", _("Exclusive")), ("shared", _("Shared")), ("semaphore", _("Semaphore"))]
+    def default(self, request: HttpRequest) -> str:
+        return "all"
 
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        """Yield the choices, with a distinct name for "All". The other filter has an "All" too."""
-        every, *others = super().choices(changelist)
-        yield from [{**every, "display": _("All modes")}, *others]
+    def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
+        return list(MODES.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Lock]) -> QuerySet[Lock]:
-        if self.value() not in dict(self.lookup_choices):
-            return queryset
-        return queryset.filter(_of_holders({"mode": str(self.value())}))
+        return queryset if self.chosen == "all" else queryset.filter(_of_holders({"mode": self.chosen}))
 
 
 def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
@@ -258,7 +260,7 @@ class LockChangeList(BoundedChangeList):
         super().get_results(request)
         self.is_unused = not self.result_count and count(store, {}, 1, self.timeout()) == 0
         state = chosen_state(request)
-        self.is_narrowed = state != "all" or ModeFilter.parameter_name in self.params
+        self.is_narrowed = state != "all" or self.params.get(ModeFilter.parameter_name, "all") != "all"
         ours = starting(get_settings().KEY_PREFIX)
         self.deadlocks = find_deadlocks(store, ours, self.timeout()) if state == "waited" and self.result_list else []
 
@@ -290,11 +292,11 @@ class Columns:
 
     @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:
-        return display.holder(lock.row)
+        return lock.row.holder_html
 
     @admin.display(description=_("held for"), ordering=Computed("since"))
     def since(self, lock: Lock) -> SafeString:
-        return labelled(_("held for"), display.held_for(lock.row))
+        return labelled(_("held for"), lock.row.held_html)
 
     @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> SafeString:

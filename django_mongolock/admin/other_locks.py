@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.contrib import messages
 from django.contrib.admin.utils import quote
 from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -51,11 +51,6 @@ class Section:
     def has_stale(self) -> bool:
         return any(shown.row.state is ShownState.STALE for shown in self.rows)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the section as JSON for programs."""
-        rows = [shown.row.as_json() for shown in self.rows]
-        return {"kind": self.kind.name, "locks": rows, "more": self.more, "error": self.error and str(self.error)}
-
 
 class OtherLocks(LockActions):
     """The page of other locks in the admin of locks."""
@@ -64,14 +59,12 @@ class OtherLocks(LockActions):
     def others_view(self, request: HttpRequest) -> HttpResponse:
         """Show the locks of other kinds (GET), release the stale ones of a kind, or ask before a forced release (POST).
 
-        A client without HTML in its Accept header gets JSON. A kind that fails does not hide the others. If all kinds
-        fail, the view raises one of their errors.
+        A kind that fails does not hide the others. If all kinds fail, the view raises one of their errors.
         """
         if not self.may_view(request, ()):
             raise PermissionDenied
-        for_programs = not request.accepts("text/html")
         if request.method == "POST":
-            return self._ask(request) if "force" in request.POST else self._clear(request, for_programs=for_programs)
+            return self._ask(request) if "force" in request.POST else self._clear(request)
         if request.method not in ("GET", "HEAD"):
             return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
         name, state = request.GET.get("kind", ""), request.GET.get("state")
@@ -79,10 +72,7 @@ class OtherLocks(LockActions):
         declared, most = other_kinds(), SHOWN_OF_ONE if name else SHOWN
         sections = [self._section(request, choice, kind, most) for kind in declared if name in ("", kind.name)]
         errors = [section.error for section in sections if section.error]
-        nothing = bool(errors) and len(errors) == len(sections)
-        if for_programs:
-            return JsonResponse({"kinds": [section.as_json() for section in sections]}, status=503 if nothing else 200)
-        if nothing:
+        if errors and len(errors) == len(sections):
             raise errors[0]
         context = {
             "title": _("Locks of other kinds"),
@@ -96,8 +86,6 @@ class OtherLocks(LockActions):
 
     def _section(self, request: HttpRequest, choice: Choice, kind: LockKind, most: int) -> Section:
         """Read the first rows of a kind."""
-        if choice.state == "damaged" and choice.owner:
-            return Section(kind)
         try:
             found = list(kind.rows(choice, most + 1))
         except UNREADABLE as error:
@@ -134,22 +122,18 @@ class OtherLocks(LockActions):
             raise PermissionDenied
         return self.question(request, FORCE, rows, changed) or HttpResponseRedirect(own_address(request))
 
-    def _clear(self, request: HttpRequest, *, for_programs: bool) -> HttpResponse:
+    def _clear(self, request: HttpRequest) -> HttpResponse:
         if not may_clear(request):
             raise PermissionDenied
         kind = next((kind for kind in other_kinds() if kind.name == request.POST.get("kind")), None)
         if kind is None:
             raise BadRequest("no such kind of locks")
-        done, cleared = Swept(), list[Row]()
+        done = Swept()
         choice = Choice("stale", request.POST.get("owner") or None)
         for part in kind.clear(choice, dry_run=False):
             done.count_in(part)
-            cleared += part.cleared
-        for row in cleared:
-            log(INFO, "document released", document=row.key, lock=kind.name, by=request.user.get_username())
-        if for_programs:
-            stale = [row.as_json() for row in cleared]
-            return JsonResponse({"kind": kind.name, "cleared": done.count, "stale": stale})
+            for row in part.cleared:
+                log(INFO, "document released", document=row.key, lock=kind.name, by=request.user.get_username())
         report_cleared(request, kind.name, done)
         return HttpResponseRedirect(own_address(request))
 

@@ -13,5 +13,4 @@ class DocumentLocksConfig(AppConfig):
         from ..inspection.kinds import sources
         from .kind import kinds
 
-        if kinds not in sources:
-            sources.append(kinds)
+        sources.append(kinds)

@@ -39,10 +39,6 @@ FinalState = str | Callable[[Any], str] | None
 LOST: Final = "lost"
 #: The end of the work on a document that the flow has deleted.
 DELETED: Final = "deleted"
-#: The reason why a forked child has lost its parent's documents.
-FORKED: Final = "a forked child does not hold its parent's documents"
-#: The reason why a block cannot begin.
-TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
 #: Seconds between two looks of a write that waits for another write of the same document.
 TURN: Final = 0.01
 
@@ -94,7 +90,7 @@ class HeldDocument(Block, Generic[D]):
 
     def __repr__(self) -> str:
         how = self.ended or f"{self.pending}, {self.remaining:.1f} s left"
-        return f"<HeldDocument {self._context.name} {self.id!r}, version {self.version}, {how}>"
+        return f"<HeldDocument {self._context.source.name} {self.id!r}, version {self.version}, {how}>"
 
     @property
     def instance(self) -> D:
@@ -153,7 +149,7 @@ class HeldDocument(Block, Generic[D]):
         if callable(chosen):  # the function sees the document as changed
             chosen = chosen(self._context.source.changed(self.instance, changes or {}))
         state = self._context.rules.check_final(chosen)
-        yield from self._write(self._stored(changes or {}), ends=state)
+        yield from self._in_turn(self._write_now(self._stored(changes or {}), ends=state))
 
     finish, afinish = twins(_finish)
 
@@ -174,7 +170,7 @@ class HeldDocument(Block, Generic[D]):
             raise
         if isinstance(answer, Refusal):
             own.ended = None
-            raise DocumentRefused(self._context.name, self.id, str(answer))
+            raise DocumentRefused(self._context.source.name, self.id, str(answer))
         if answer is not None:
             return True
         found = yield from send(read_one(rules.fields, self.id))  # the driver may have sent it twice
@@ -196,7 +192,7 @@ class HeldDocument(Block, Generic[D]):
         made = self._stored({**(changes or {}), **more})
         if not made:
             raise TypeError("update() needs something to write")
-        yield from self._write(made)
+        yield from self._in_turn(self._write_now(made))
         return self.instance
 
     update, aupdate = twins(_update)
@@ -215,22 +211,15 @@ class HeldDocument(Block, Generic[D]):
                 why = self._why_not(found, maybe_written=in_doubt)
                 self._own.ended = LOST if isinstance(why, (DocumentLockLost, DocumentNotFound)) else None
                 raise why
-        self.note_deleted()
-
-    def note_deleted(self) -> None:
-        """End the work, because the document is deleted."""
         self._own.ended = DELETED
 
     def _renew(self) -> Steps[None]:
         """Restart the count of `stale_after`. Raises DocumentLockLost, DocumentChanged."""
-        yield from self._write({}, renew=True)
+        yield from self._in_turn(self._write_now({}, renew=True))
 
     renew, arenew = twins(_renew)
 
     # Writing
-
-    def _write(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
-        yield from self._in_turn(self._write_now(changes, ends, renew))
 
     def _in_turn(self, write: Steps[None]) -> Steps[None]:
         """Write when no other write is under way. Another thread or task of the flow may be renewing the document."""
@@ -246,7 +235,7 @@ class HeldDocument(Block, Generic[D]):
             if self._turn.get(None) is turn:
                 del self._turn[None]
 
-    def _write_now(self, changes: Document, ends: str | None, renew: bool) -> Steps[None]:
+    def _write_now(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
         """Write, if the document is still as this flow left it.
 
         After a lost answer, one look at the token shows whether the write was done. Late copies of earlier writes are
@@ -255,7 +244,7 @@ class HeldDocument(Block, Generic[D]):
         sent = clock.now()
         own, rules, unanswered = self._own, self._context.rules, list[BaseException]()
         if own.sent >= LAST_VERSION - 1:
-            raise DocumentDamaged(self._context.name, self.id, "its version is too large")
+            raise DocumentDamaged(self._context.source.name, self.id, "its version is too large")
         token = token_of(own.writer, own.sent + 1) if ends is None else own.last_token()
         values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
         statement, in_doubt = own.writing(rules, values, token, renew=renew), own.in_doubt
@@ -264,7 +253,7 @@ class HeldDocument(Block, Generic[D]):
         answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             own.sent -= 1  # the write was certainly not done
-            raise DocumentRefused(self._context.name, self.id, str(answer))
+            raise DocumentRefused(self._context.source.name, self.id, str(answer))
         if answer is None:
             answer = yield from send(read_one(rules.fields, self.id))
             if answer is None or get_path(answer, rules.fields.token) != token:
@@ -281,7 +270,7 @@ class HeldDocument(Block, Generic[D]):
 
     def _why_not(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
         """Return why the document refused a write. The document was *found* like this afterwards."""
-        name = self._context.name
+        name = self._context.source.name
         if found is None:
             return DocumentNotFound(name, self.id)
         seen = read_snapshot(self._context.rules, found)
@@ -297,8 +286,10 @@ class HeldDocument(Block, Generic[D]):
     def _check(self) -> None:
         """Raise DocumentLockLost in a forked child or after a loss, and LockMisused when the work has ended."""
         if self.ended == LOST:
-            reason = FORKED if self._context.courier.forked else "an earlier write has found that"
-            raise DocumentLockLost(self._context.name, self.id, self.version, reason=reason)
+            reason = "an earlier write has found that"
+            if self._context.courier.forked:
+                reason = "a forked child does not hold its parent's documents"
+            raise DocumentLockLost(self._context.source.name, self.id, self.version, reason=reason)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
 
@@ -308,7 +299,8 @@ class HeldDocument(Block, Generic[D]):
         self._check()
         if self.remaining == 0:
             abandon(self._context, [self._own])
-            raise DocumentLockLost(self._context.name, self.id, self.version, reason=TOO_LATE)
+            why = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
+            raise DocumentLockLost(self._context.source.name, self.id, self.version, reason=why)
         return self
 
     def _leave(self, error: BaseException | None) -> Steps[bool]:
@@ -329,9 +321,9 @@ class HeldDocument(Block, Generic[D]):
             if opened:
                 warn_once(
                     self._place,
-                    f"the document {self._context.name} {self.id!r} was released inside the transaction that is open "
-                    f"on {opened[0].alias!r}: the next flow does not yet see what was written under the lock. Open the "
-                    "transaction inside the block",
+                    f"the document {self._context.source.name} {self.id!r} was released inside the transaction that is "
+                    f"open on {opened[0].alias!r}: the next flow does not yet see what was written under the lock. "
+                    "Open the transaction inside the block",
                 )
 
     def _end(self, error: BaseException | None) -> Steps[bool]:
@@ -349,7 +341,7 @@ class HeldDocument(Block, Generic[D]):
         return True
 
     def _fail_quietly(self) -> Steps[bool]:
-        own, facts = self._own, {"document": self.id, "place": self._context.name}
+        own, facts = self._own, {"document": self.id, "place": self._context.source.name}
         if own.in_doubt:
             abandon(self._context, [own])  # MongoDB did not answer just now: one wait is enough
             return False
@@ -381,7 +373,7 @@ def abandon(context: Context, several: list[Own]) -> None:
 def forgotten(context: Context, own: Own, place: str) -> None:
     """Release a document whose object was garbage-collected, so that no code can end its work."""
     if own.ended is None and not context.courier.forked:
-        log(WARNING, "document forgotten", document=own.id, place=context.name, acquired=place)
+        log(WARNING, "document forgotten", document=own.id, place=context.source.name, acquired=place)
         abandon(context, [own])
-        what = f"the document {own.id!r} of {context.name}, acquired at {place},"
+        what = f"the document {own.id!r} of {context.source.name}, acquired at {place},"
         warnings.warn(f"{what} was not ended, and no code can now", ResourceWarning, stacklevel=2)

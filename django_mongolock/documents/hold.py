@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypedDict, TypeVar
 
 from pymongo.collection import Collection
@@ -27,12 +27,12 @@ from ..exceptions import (
     LockError,
     LockMisused,
 )
-from ..other_collections.courier import Command, Sleep, Steps, send
+from ..other_collections.courier import Sleep, Steps, send
 from ..other_collections.field_paths import Document, check_version
 from ..other_collections.places import Source
 from . import updates
 from .held_document import FinalState, HeldDocument, abandon
-from .rules import DocumentSnapshot, Rules, read_snapshot
+from .rules import DocumentSnapshot, Fields, Rules, read_snapshot
 from .steps import BATCH, Block, Context, acquire, dead_run, in_batches, put_back, why_not
 from .updates import Own, Request, Written
 
@@ -160,7 +160,7 @@ class Hold(Block, Generic[D]):
                 return self._held
             found: Document | None = yield from send(updates.read_one(context.rules.fields, request.id))
             if found is None:
-                raise DocumentNotFound(context.name, request.id)
+                raise DocumentNotFound(context.source.name, request.id)
             request = plan.request(plan.source.instance(found))
 
     acquire, aacquire = twins(_acquire)
@@ -268,7 +268,8 @@ def _acquire_some(  # noqa: PLR0917
     for _ in range(2):  # the second round is only for documents of a dead run of the same owner
         statements = [updates.acquiring(rules, owns[each.id], each, dead.get(each.id)) for each in requests]
         written: Written = yield from send(updates.write_many(statements), unanswered)
-        found: dict[Any, Document] = yield from send(_read_granted(rules, [owns[each.id] for each in requests]))
+        asked = [owns[each.id] for each in requests]
+        found: dict[Any, Document] = yield from send(partial(_read_granted, rules.fields, asked))
         granted.update(found)
         if not (requests := [each for each in requests if each.id not in found]):
             return
@@ -276,7 +277,7 @@ def _acquire_some(  # noqa: PLR0917
         seen = {id_: read_snapshot(rules, document) for id_, document in states.items()}
         for each in requests:
             if (refusal := written.refused.get(each.id)) is not None:
-                refused[each.id] = DocumentRefused(context.name, each.id, str(refusal))
+                refused[each.id] = DocumentRefused(context.source.name, each.id, str(refusal))
             else:
                 refused[each.id] = why_not(context, each, seen.get(each.id))
         dead = {id_: dead_run(state, owns[id_].owner) for id_, state in seen.items()}
@@ -284,11 +285,7 @@ def _acquire_some(  # noqa: PLR0917
             return
 
 
-def _read_granted(rules: Rules, owns: Sequence[Own]) -> Command:
-    fields, tokens = rules.fields, {own.id: updates.token_of(own.writer, own.known) for own in owns}
-
-    def command(collection: Collection[Document]) -> dict[Any, Document]:
-        query = {fields.key: {"$in": list(tokens)}, fields.token: {"$in": list(tokens.values())}}
-        return updates.by_id(fields, collection.find(query))
-
-    return command
+def _read_granted(fields: Fields, owns: Sequence[Own], collection: Collection[Document]) -> dict[Any, Document]:
+    tokens = {own.id: updates.token_of(own.writer, own.known) for own in owns}
+    query = {fields.key: {"$in": list(tokens)}, fields.token: {"$in": list(tokens.values())}}
+    return updates.by_id(fields, collection.find(query))

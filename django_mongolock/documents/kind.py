@@ -61,10 +61,9 @@ class DocumentKind:
 
     def counts(self) -> Counts:
         found = self.rows(Choice(), MAX_COUNTED)
-        states = Counter(row.state for row in found)
-        held, stale, damaged = (states[each] for each in (ShownState.HELD, ShownState.STALE, ShownState.DAMAGED))
-        longest = max((row.seconds for row in found), default=0.0)
-        return Counts(self.name, held, stale, damaged, longest, more=len(found) >= MAX_COUNTED)
+        states = Counter(row.state.value for row in found)
+        longest, more = max((row.seconds for row in found), default=0.0), len(found) >= MAX_COUNTED
+        return Counts(self.name, states["held"], states["stale"], states["damaged"], longest, more=more)
 
     def clear(self, choice: Choice, *, dry_run: bool = False) -> Iterator[Swept]:
         yield self._lock._run(steps.sweep(self._lock.context(), choice, dry_run=dry_run))

@@ -63,13 +63,11 @@ class Fields:
         For a value that is larger than any of the lock's own, the server sends only the size. Another program may have
         written megabytes there.
         """
-        values = {name: _bounded(name) for name in (self.key, *self.names().values())}
-        return {**values, "mongolock_now": "$$NOW"}
-
-
-def _bounded(name: str) -> dict[str, Any]:
-    size = {"$bsonSize": {"v": f"${name}"}}
-    return {"$cond": [{"$gt": [size, LARGEST_VALUE]}, {TOO_LARGE: size}, f"${name}"]}
+        found: dict[str, Any] = {"mongolock_now": "$$NOW"}
+        for name in (self.key, *self.names().values()):
+            size = {"$bsonSize": {"v": f"${name}"}}
+            found[name] = {"$cond": [{"$gt": [size, LARGEST_VALUE]}, {TOO_LARGE: size}, f"${name}"]}
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Model
 
 from ..versions.checking import conflict, is_version_field, version_read
-from .held_document import HeldDocument, Holder
+from .held_document import DELETED, HeldDocument
 from .rules import Rules
 
 
@@ -31,8 +31,7 @@ def _held_of(instance: Model, using: str | None, pk: Any) -> HeldDocument[Any] |
 
     Return None for a copy under another key or in another database.
     """
-    holder: Holder | None = vars(instance).get("_document_held")
-    held = None if holder is None else holder()
+    held: HeldDocument[Any] | None = (vars(instance).get("_document_held") or (lambda: None))()
     if held is None or held.ended is not None:
         return None
     source = held._context.source
@@ -40,7 +39,10 @@ def _held_of(instance: Model, using: str | None, pk: Any) -> HeldDocument[Any] |
 
 
 def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._do_update(), the update of one table by one save."""
+    """Wrap Model._do_update(), the update of one table by one save.
+
+    A flow that holds the document writes with the lock, if the document is unchanged since the instance was read.
+    """
 
     @wraps(do_update)
     def checked(self: Any, base_qs: Any, using: str, pk: Any, values: Any, *rest: Any) -> Any:
@@ -49,7 +51,13 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
         kept = [value for value in values if value[0].column not in self.never_saved]
         if (held := _held_of(self, using, pk)) is None:
             return do_update(self, base_qs, using, pk, kept, *rest)
-        _save_held(self, held, {field.name: value for field, _, value in kept if not is_version_field(field)}, using)
+        changes = {field.name: value for field, _, value in kept if not is_version_field(field)}
+        version: Any = held._context.source.field(held._context.rules.fields.version)
+        if (read := version_read(self, version)) != held.version:
+            raise conflict(self, read, using, changes)
+        if changes:
+            held.update(changes)
+            setattr(self, version.attname, held.version)
         return True if len(rest) < 3 else [()]
 
     return checked
@@ -63,20 +71,7 @@ def _ending_block(delete: Callable[..., Any]) -> Callable[..., Any]:
         held = _held_of(self, self._state.db, self.pk)
         result = delete(self, *args, **kwargs)
         if held is not None and self.pk is None:  # otherwise delete() only marks the document
-            held.note_deleted()
+            held._own.ended = DELETED
         return result
 
     return ending
-
-
-def _save_held(instance: Model, held: HeldDocument[Any], changes: dict[str, Any], using: str) -> None:
-    """Write the values of an instance, if its document is still held and unchanged since the instance was read.
-
-    Raises VersionConflict, and the errors of `HeldDocument.update`.
-    """
-    version: Any = held._context.source.field(held._context.rules.fields.version)
-    if (read := version_read(instance, version)) != held.version:
-        raise conflict(instance, read, using, changes)
-    if changes:
-        held.update(changes)
-        setattr(instance, version.attname, held.version)

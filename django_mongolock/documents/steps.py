@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -17,8 +19,8 @@ from ..engine.protocol.processes import fate
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, DocumentRefused, LockError
 from ..inspection.kinds import Choice, Swept
 from ..inspection.snapshot import ShownState
-from ..other_collections.courier import Command, Courier, Steps, send
-from ..other_collections.field_paths import Document, get_path
+from ..other_collections.courier import Courier, Steps, send
+from ..other_collections.field_paths import Document, get_path, is_type
 from ..other_collections.places import Source
 from . import updates
 from .rules import DocumentSnapshot, Rules, read_snapshot
@@ -42,11 +44,6 @@ class Context:
     rules: Rules
     courier: Courier
 
-    @property
-    def name(self) -> str:
-        """The name of the collection, for people."""
-        return self.source.name
-
 
 def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
     """Acquire one document. Return the document as acquired.
@@ -59,7 +56,7 @@ def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
             statement = updates.acquiring(rules, own, request, dead)
             answer = yield from send(updates.write_one(statement), unanswered)
             if isinstance(answer, Refusal):
-                raise DocumentRefused(context.name, id_, str(answer))
+                raise DocumentRefused(context.source.name, id_, str(answer))
             if answer is not None:
                 return answer  # type: ignore[no-any-return]
             found: dict[Any, Document] = yield from send(updates.read_some(rules.fields, [id_]))
@@ -83,7 +80,7 @@ def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
 def put_back(context: Context, several: Sequence[Own]) -> None:
     """Release documents in their failed states in the background, many with one command. Never waits."""
     for some in in_batches([own.failing(context.rules, own.last_token()) for own in several], BATCH):
-        context.courier.send_in_background(_putting_back(context, some))
+        context.courier.send_in_background(partial(_put_back, context.source.name, some))
 
 
 def in_batches(several: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -91,30 +88,27 @@ def in_batches(several: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (several[start : start + size] for start in range(0, len(several), size))
 
 
-def _putting_back(context: Context, statements: Sequence[Statement]) -> Command:
-    def command(collection: Collection[Document]) -> bool:
-        written: Written = updates.write_many(statements)(collection)
-        for id_, refusal in written.refused.items():
-            log(WARNING, "document not released", document=id_, place=context.name, error=refusal)
-        return written.matched == len(statements)
-
-    return command
+def _put_back(name: str, statements: Sequence[Statement], collection: Collection[Document]) -> bool:
+    written: Written = updates.write_many(statements)(collection)
+    for id_, refusal in written.refused.items():
+        log(WARNING, "document not released", document=id_, place=name, error=refusal)
+    return written.matched == len(statements)
 
 
 def why_not(context: Context, request: Request, seen: DocumentSnapshot | None) -> LockError:
     """Return why a document was refused, by its state right afterwards."""
     if seen is None:
-        return DocumentNotFound(context.name, request.id)
+        return DocumentNotFound(context.source.name, request.id)
     if seen.damage:
-        return DocumentDamaged(context.name, request.id, seen.damage)
+        return DocumentDamaged(context.source.name, request.id, seen.damage)
     if seen.version != request.version:
-        return DocumentChanged(context.name, request.id, request.version, seen.version)
+        return DocumentChanged(context.source.name, request.id, request.version, seen.version)
     holder = seen.holder or "another flow that was quicker"
     stale_in = None if seen.left is None else max(0.0, seen.left)
     least, most = RETRY_AFTER
     # Wait as long again as the document has been held, within bounds, and not long after it is stale.
     after = max(least, min(seen.seconds, most, most if stale_in is None else stale_in))
-    return DocumentHeld(context.name, request.id, holder, seen.work, seen.since, after, stale_in)
+    return DocumentHeld(context.source.name, request.id, holder, seen.work, seen.since, after, stale_in)
 
 
 def dead_run(seen: DocumentSnapshot, owner: str) -> str | None:
@@ -150,7 +144,7 @@ def condition(rules: Rules, choice: Choice) -> Document:
         "all": [whole, updates.is_taken(rules)],
         "held": [whole, updates.is_held(rules)],
         "stale": [whole, updates.is_taken(rules), updates.is_stale(rules, choice.older_than)],
-        "undated": [whole, updates.is_undated(rules)],
+        "undated": [whole, updates.is_taken(rules), {"$not": [is_type(rules.fields.time, "date")]}],
         "damaged": [{"$not": [whole]}],
     }
     return {"$and": states[choice.state]}
@@ -159,18 +153,13 @@ def condition(rules: Rules, choice: Choice) -> Document:
 def find(context: Context, choice: Choice, limit: int = 0) -> Steps[list[DocumentSnapshot]]:
     """Find documents, the longest hold first. For "all", documents that cannot be judged follow. limit 0: all."""
     rules = context.rules
-    several = [choice]
-    if choice.state == "all" and choice.owner is None:
-        several.append(replace(choice, state="damaged"))
+    everything = choice.state == "all" and choice.owner is None
+    several = [choice, replace(choice, state="damaged")] if everything else [choice]
 
     def command(collection: Collection[Document]) -> list[Document]:
-        found: list[Document] = []
-        for each in several:
-            if limit and len(found) >= limit:
-                break
-            cursor = collection.find(query(rules, each), rules.fields.projection()).sort(rules.fields.time, 1)
-            found += cursor.limit(max(0, limit - len(found)))
-        return found
+        fields = rules.fields
+        cursors = (collection.find(query(rules, each), fields.projection()).sort(fields.time, 1) for each in several)
+        return list(islice(chain.from_iterable(cursor.limit(limit) for cursor in cursors), limit or None))
 
     documents: list[Document] = yield from send(command)
     return [read_snapshot(rules, document) for document in documents]
@@ -242,10 +231,8 @@ def _take(
 
 
 def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
-    by_id = {each.id: each for each in some}
-    return [
-        replace(by_id[id_], state=ShownState.DAMAGED, damage=str(refusal)) for id_, refusal in written.refused.items()
-    ]
+    refused = [(each, written.refused[each.id]) for each in some if each.id in written.refused]
+    return [replace(each, state=ShownState.DAMAGED, damage=str(refusal)) for each, refusal in refused]
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:
@@ -253,13 +240,9 @@ def has_index(collection: Collection[Document], rules: Rules) -> bool:
 
     Return True if there is no collection yet.
     """
-    indexes = collection.index_information()
-    for index in indexes.values():
-        first = next(iter(index["key"]), ("", 0))
-        whole = not ({"partialFilterExpression", "hidden"} & index.keys())
-        if whole and first[0] in (rules.fields.state, rules.fields.time) and first[1] in (1, -1):
-            return True
-    return not indexes  # there is no collection yet: `migrate` checks first, and makes it
+    indexes = collection.index_information()  # none if there is no collection yet: `migrate` checks first, and makes it
+    whole = [each["key"][0] for each in indexes.values() if not {"partialFilterExpression", "hidden"} & each.keys()]
+    return not indexes or any(name in (rules.fields.state, rules.fields.time) and way in (1, -1) for name, way in whole)
 
 
 class Block:

@@ -80,11 +80,6 @@ def is_held(rules: Rules) -> Document:
     return {"$and": [is_taken(rules), {"$not": [is_stale(rules)]}]}
 
 
-def is_undated(rules: Rules) -> Document:
-    """Return the condition that the document has a holder from before there was a time."""
-    return {"$and": [is_taken(rules), {"$not": [is_type(rules.fields.time, "date")]}]}
-
-
 @dataclass(frozen=True, slots=True)
 class Statement:
     """The update of one document."""
@@ -167,14 +162,8 @@ class Own:
         """The tokens that may stand in the document."""
         return [token_of(self.writer, version) for version in range(self.known, self.sent + 1)]
 
-    def is_as_left(self, fields: Fields) -> Document:
-        """Return the condition that the flow holds the document, and nobody else has raised its version."""
-        versions = range(self.known, self.sent + 1)
-        left = [{"$and": [has(fields.token, [token_of(self.writer, v)]), _is(fields.version, v)]} for v in versions]
-        return {"$and": [has(fields.holder, [self.owner]), is_version(fields.version), {"$or": left}]}
-
     def writing(self, rules: Rules, values: Mapping[str, Any], token: str, *, renew: bool = False) -> Statement:
-        """Write *values* if the document is as this flow has left it.
+        """Write *values* if the flow holds the document, and nobody else has raised its version.
 
         The next version is one that no earlier write of the flow had. The token therefore shows which write was done.
         """
@@ -182,7 +171,10 @@ class Own:
         update: Document = {"$set": {**values, fields.token: token, fields.version: self.kind(self.sent + 1)}}
         if renew:
             update["$currentDate"] = {fields.time: True}
-        return Statement(fields.key, self.id, self.is_as_left(fields), update)
+        versions = range(self.known, self.sent + 1)
+        left = [{"$and": [has(fields.token, [token_of(self.writer, v)]), _is(fields.version, v)]} for v in versions]
+        as_left = {"$and": [has(fields.holder, [self.owner]), is_version(fields.version), {"$or": left}]}
+        return Statement(fields.key, self.id, as_left, update)
 
     def last_token(self) -> str:
         """Return the token of a write that ends the work. No holder has this token."""

@@ -133,11 +133,10 @@ class EditLockMixin(SealedPages):
 
     def _guard_has_change_permission(self, inner: Inner, request: HttpRequest, obj: Any = None) -> bool:
         """Return False on a page that is read-only because someone else is editing."""
-        return not _is_readonly(request) and inner(request, obj)
+        editing = _editing(request)
+        return not (editing is not None and editing.readonly) and inner(request, obj)
 
-    def _guard_has_delete_permission(self, inner: Inner, request: HttpRequest, obj: Any = None) -> bool:
-        """See _guard_has_change_permission()."""
-        return not _is_readonly(request) and inner(request, obj)
+    _guard_has_delete_permission = _guard_has_change_permission
 
     # Deleting, and the list
 
@@ -172,7 +171,8 @@ class EditLockMixin(SealedPages):
             return HttpResponseRedirect(self._address(obj))
         try:
             response = super()._guard_delete_view(inner, request, object_id, extra_context)
-            if request.method == "POST" and status.editor and not (status.held or self._is_stored(obj)):
+            stored = type(obj)._base_manager.using(obj._state.db).filter(pk=obj.pk)
+            if request.method == "POST" and status.editor and not (status.held or stored.exists()):
                 editing.status = editing.lock.take_over(status.editor.token)  # from another tab of this user
             return response
         finally:
@@ -180,9 +180,6 @@ class EditLockMixin(SealedPages):
                 PendingRelease(editing.done, lambda: None).wait(opened)
             elif editing.held:
                 editing.done()
-
-    def _is_stored(self, obj: Model) -> bool:
-        return type(obj)._base_manager.using(obj._state.db).filter(pk=obj.pk).exists()
 
     def _guard_get_deleted_objects(self, inner: Inner, objs: Any, request: HttpRequest) -> Any:
         """Count objects that someone else is editing as protected."""
@@ -198,20 +195,14 @@ class EditLockMixin(SealedPages):
             raise Refused(f"{obj}: {text}")
         return super()._guard_save_model(inner, request, obj, form, change)
 
-    def _guard_delete_model(self, inner: Inner, request: HttpRequest, obj: Model) -> Any:
-        """Refuse to delete an object that someone else is editing, whatever the page has asked before."""
-        self._refuse_edited(request, [obj])
-        return inner(request, obj)
-
-    def _guard_delete_queryset(self, inner: Inner, request: HttpRequest, queryset: Any) -> Any:
-        """See _guard_delete_model()."""
-        self._refuse_edited(request, queryset)
-        return inner(request, queryset)
-
-    def _refuse_edited(self, request: HttpRequest, objs: Iterable[Model]) -> None:
-        said = [f"{obj}: {text}" for obj in objs if (text := self._problem_of(request, obj))]
-        if said:
+    def _guard_delete_model(self, inner: Inner, request: HttpRequest, objs: Any) -> Any:
+        """Refuse to delete objects that someone else is editing, whatever the page has asked before."""
+        several: Iterable[Model] = [objs] if isinstance(objs, Model) else objs
+        if said := [f"{obj}: {text}" for obj in several if (text := self._problem_of(request, obj))]:
             raise Refused(*said)
+        return inner(request, objs)
+
+    _guard_delete_queryset = _guard_delete_model
 
     def _problem_of(self, request: HttpRequest, obj: Model) -> str:
         """Return the text about the editor, if the editor keeps this user from changing the object."""
@@ -228,11 +219,6 @@ class EditLockMixin(SealedPages):
 def _editing(request: HttpRequest) -> Editing | None:
     found: Editing | None = getattr(request, _EDITING, None)
     return found
-
-
-def _is_readonly(request: HttpRequest) -> bool:
-    editing = _editing(request)
-    return editing is not None and editing.readonly
 
 
 def _is_closed(status: EditLockStatus) -> bool:

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from django.apps import AppConfig, apps
-from django.conf import settings
-from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.checks import CheckMessage, register
-from django.utils.module_loading import import_string
 
 from ..conf import NAME, LockSettings, error, get_settings, warning
 from ..management.checks import has_wrong_settings
@@ -32,9 +29,6 @@ def _check_edit_locks(values: LockSettings) -> Iterator[CheckMessage]:
     elif values.EDIT_LEASE < _THROTTLED:
         message = f'{NAME}["EDIT_LEASE"] is {values.EDIT_LEASE:g} s, but a tab in the background beats once a minute.'
         yield warning("W080", message, f"Set it to at least {_THROTTLED:g}.")
-    if not any(_is_session_middleware(path) for path in settings.MIDDLEWARE):
-        message = "EditLockMixin is used without SessionMiddleware: a logout does not release edit locks."
-        yield warning("W081", message, "Put django.contrib.sessions.middleware.SessionMiddleware first.")
 
 
 def _has_edit_locks() -> bool:
@@ -47,11 +41,3 @@ def _has_edit_locks() -> bool:
 
     registered = (model_admin for site in sites.all_sites for model_admin in site._registry.values())
     return any(isinstance(model_admin, EditLockMixin) for model_admin in registered)
-
-
-def _is_session_middleware(path: str) -> bool:
-    try:
-        found = import_string(path)
-    except ImportError:
-        return False
-    return isinstance(found, type) and issubclass(found, SessionMiddleware)

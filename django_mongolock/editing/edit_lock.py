@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
@@ -250,25 +251,22 @@ class EditLock(Detached):
         return "mine-elsewhere" if holder.get("owner") == person.owner else "me-elsewhere"
 
     def _run(self, steps: Protocol[Any]) -> Any:
-        if self._problem is not None:  # one wait is enough for a request
-            return self._problem
-        try:
-            return self._session().run(steps)
-        except (LockBackendFailed, LockDocumentDamaged) as error:
-            self._problem = _problem(error)
-            return self._problem
+        if self._problem is None:  # one wait is enough for a request
+            with self._noting_problem():
+                return self._session().run(steps)
+        return self._problem
 
     async def _arun(self, steps: Protocol[Any]) -> Any:
-        if self._problem is not None:
-            return self._problem
+        if self._problem is None:
+            with self._noting_problem():
+                return await self._session().arun(steps)
+        return self._problem
+
+    @contextmanager
+    def _noting_problem(self) -> Iterator[None]:
         try:
-            return await self._session().arun(steps)
+            yield
         except (LockBackendFailed, LockDocumentDamaged) as error:
-            self._problem = _problem(error)
-            return self._problem
-
-
-def _problem(error: LockBackendFailed | LockDocumentDamaged) -> EditLockStatus:
-    text = error.problem if isinstance(error, LockBackendFailed) else str(error)
-    log(INFO, "edit lock not known", error=error)
-    return EditLockStatus(problem=text)
+            log(INFO, "edit lock not known", error=error)
+            text = error.problem if isinstance(error, LockBackendFailed) else str(error)
+            self._problem = EditLockStatus(problem=text)

@@ -139,11 +139,6 @@ class Editing(Saving):
         self.page.note_saved()
         self.lock.release()
 
-    async def adone(self) -> None:
-        """See done()."""
-        self.page.note_saved()
-        await self.lock.arelease()
-
     # Answering the page's script
 
     def respond(self, obj: Model | None = None) -> HttpResponse:
@@ -206,7 +201,8 @@ class Editing(Saving):
         status = lock.take(page.former)
         editor = status.editor
         is_silent = editor is not None and editor.who == "mine-elsewhere" and not editor.beats
-        if editor is not None and is_silent and (page.has_script or page.is_sent_again):
+        sent_again = page.is_post and page.tab in page.saved.split()  # the answer to the first time may have been lost
+        if editor is not None and is_silent and (page.has_script or sent_again):
             return lock.take_over(editor.token)  # that page never came to life, and this one was requested later
         return status
 

@@ -94,11 +94,6 @@ class PageRequest:
         """The tabs whose forms this session has saved last. Their typed values are no drafts any more."""
         return " ".join(self._session.get(SAVED, ())) if self._session is not None else ""
 
-    @property
-    def is_sent_again(self) -> bool:
-        """Whether this form was saved before. Its answer may have been lost."""
-        return self.is_post and bool(self.tab) and self.tab in self.saved.split()
-
     def note_saved(self) -> None:
         """Record that the data sent by this tab is saved."""
         if self._session is not None and self.tab:

@@ -30,6 +30,8 @@ __all__ = ["LockEventAdmin"]
 
 #: The events that need a look.
 TROUBLE = [Happened.LOST.value, Happened.DEADLOCK.value, Happened.FORCED.value]
+#: An empty cell. On a narrow screen, an event is a card without columns, and shows nothing in its place.
+NONE = SafeString('<span class="mongolock-none">–</span>')
 
 
 class LockEventChangeList(BoundedChangeList):
@@ -143,8 +145,8 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("how long"))
     def how_long(self, event: LockEvent) -> str:
-        return event.lengths or "–"
+        return event.lengths or NONE
 
     @admin.display(description=gettext_lazy("details"))
     def details(self, event: LockEvent) -> str:
-        return event.reasons or "–"
+        return event.reasons or NONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from django.urls import reverse
 from django.utils import timezone
@@ -18,9 +18,6 @@ from ..context import BROWSER, CLAIMED
 from ..engine.rule.document import UNLIMITED
 from ..exceptions import printable
 from .snapshot import LockSnapshot, Party, ShownState, with_local_time
-
-if TYPE_CHECKING:
-    from .kinds import Row
 
 #: A state or a verdict is shown by a shape and a word. Colour adds nothing to these two.
 SHOWN: Final = {
@@ -91,23 +88,6 @@ def _names(party: Party) -> Iterator[str]:
         yield _("owner %s") % owner
     if id_:
         yield _("id %s") % id_
-
-
-def holder(row: Row) -> SafeString | str:
-    """Return the holder of a lock and its place as HTML, or the damage."""
-    html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
-    return printable(row.damage) or (format_html(html, printable(row.holder), row.where) if row.holder else "–")
-
-
-def held_for(row: Row) -> SafeString | str:
-    """Return how long a lock has been held, as HTML with the moment of the grant as a hint. Return "–" if it is not
-    held.
-    """
-    if row.since is None:
-        return "–"
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>', row.since.isoformat(), moment(row.since), duration(row.seconds)
-    )
 
 
 def others(lock: LockSnapshot) -> str:
@@ -195,11 +175,15 @@ def time_ago(value: datetime | None, now: datetime | None) -> SafeString | str:
 
 
 def time_since(value: datetime | None, now: datetime) -> SafeString | str:
-    """Return the time since a moment as HTML, with the moment as a hint. Return "–" without a moment."""
-    if value is None:
+    """Return the time since a moment as HTML. See `lasting`."""
+    return lasting(value, (now - value).total_seconds() if value else 0.0)
+
+
+def lasting(since: datetime | None, seconds: float) -> SafeString | str:
+    """Return a length of time as HTML, with the moment of its start as a hint. Return "–" without such a moment."""
+    if since is None:
         return "–"
-    text = duration((now - value).total_seconds())
-    return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), moment(value), text)
+    return format_html('<time datetime="{}" title="{}">{}</time>', since.isoformat(), moment(since), duration(seconds))
 
 
 def time_left(end: datetime | None, now: datetime) -> str:

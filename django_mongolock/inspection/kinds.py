@@ -18,9 +18,11 @@ from typing import Any, Final, Protocol
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from ..engine.text_checks import MAX_KEY_BYTES, check_text
-from ..exceptions import LockError
+from ..exceptions import LockError, printable
 from . import display
 from .snapshot import ShownState
 
@@ -61,6 +63,18 @@ class Row:
     def note(self) -> str:
         """The text below the table. Empty if the lock needs no look."""
         return ""
+
+    @property
+    def holder_html(self) -> SafeString | str:
+        """The holder and its place as HTML, or the damage."""
+        html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
+        found = format_html(html, printable(self.holder), self.where) if self.holder else "–"
+        return printable(self.damage) or found
+
+    @property
+    def held_html(self) -> SafeString | str:
+        """The time held as HTML, with the moment of the grant as a hint."""
+        return display.lasting(self.since, self.seconds)
 
     def cells(self) -> dict[str, object]:
         """Return the line of a command's table, by column titles. The command joins a list with commas."""

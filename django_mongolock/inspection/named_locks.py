@@ -23,7 +23,7 @@ from .overview import Overview, overview
 from .queries import chosen
 from .server import inspect_server, server_rules
 from .snapshot import LockSnapshot, Party, ShownState
-from .verdict import verdict_as_json, verdict_text
+from .verdict import verdict_text
 
 #: The number of holders in a row, and the number of holders that one forced release can take.
 HOLDERS: Final = 10
@@ -74,7 +74,11 @@ class LockRow(Row):
             "waiting": lock.waiting,
             "token": lock.token,
             "ends": lock.expires_at.isoformat() if lock.expires_at else None,
-            **verdict_as_json(lock),
+            "verdict": lock.verdict,
+            "verdict_text": self.text,
+            "renewed_seconds_ago": round(lock.age(lock.heard), 3) if lock.heard else None,
+            "mean_hold_seconds": lock.mean_hold,
+            "longest_hold_seconds": lock.longest_hold_ms / 1_000,
         }
 
 

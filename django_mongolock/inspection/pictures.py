@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from textwrap import wrap
 from typing import Any, Final
 
 from django.http import HttpRequest
@@ -223,8 +224,10 @@ def _text(lock: LockSnapshot) -> str:
 
 #: The numbers of holders and of waiters drawn for each lock.
 DRAWN: Final = 3
-#: Sizes in pixels.
-WIDTH, HEIGHT, GAP, SPACE, MARGIN = 148, 44, 30, 14, 6
+#: Sizes in pixels. A box has at least the height of two lines, and as many lines as its texts need.
+WIDTH, HEIGHT, LINE, GAP, SPACE, MARGIN = 148, 44, 16, 30, 14, 6
+#: The number of characters that surely fit into a line of a box.
+FITS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -237,17 +240,17 @@ class Node:
     kind: str
     text: str
     detail: str
+    height: int
     x: int
     y: int
 
     @property
     def middle(self) -> int:
-        return self.y + HEIGHT // 2
+        return self.y + self.height // 2
 
     @property
-    def is_dotted(self) -> bool:
-        """Whether the text is a dotted name. The end of a dotted name tells it from others, so the start is cut."""
-        return "." in self.text.strip(".") and " " not in self.text
+    def bottom(self) -> int:
+        return self.y + self.height + SPACE
 
 
 @dataclass(frozen=True)
@@ -271,7 +274,6 @@ class Graph:
     edges: list[Arrow]
     width: int
     height: int
-    box: tuple[int, int] = (WIDTH, HEIGHT)
 
 
 class _Draft:
@@ -328,7 +330,7 @@ def draw_graph(waited_for: Iterable[LockSnapshot]) -> Graph | None:
     nodes = _nodes(draft)
     edges = [Arrow(kind, (a, b) in draft.back, _path(nodes[a], nodes[b])) for (a, b), kind in draft.edges.items()]
     width = max(node.x for node in nodes.values()) + WIDTH + MARGIN
-    height = max(node.y for node in nodes.values()) + HEIGHT + MARGIN
+    height = max(node.bottom for node in nodes.values())
     return Graph(list(nodes.values()), edges, width, height)
 
 
@@ -340,8 +342,11 @@ def _nodes(draft: _Draft) -> dict[str, Node]:
         pointing = [nodes[a].y for a, b in draft.edges if b == name and a in nodes]
         column = draft.columns[name]
         y = max(bottom.get(column, MARGIN), sum(pointing) // len(pointing) if pointing else MARGIN)
-        bottom[column] = y + HEIGHT + SPACE
-        nodes[name] = Node(*draft.texts[name], MARGIN + column * (WIDTH + GAP), y)
+        kind, text, detail = draft.texts[name]
+        lines = len([*wrap(text, FITS), *wrap(detail, FITS)])
+        height = max(HEIGHT, LINE * (lines + 1))
+        nodes[name] = node = Node(kind, text, detail, height, MARGIN + column * (WIDTH + GAP), y)
+        bottom[column] = node.bottom
     return nodes
 
 
@@ -351,7 +356,7 @@ def _path(a: Node, b: Node) -> str:
         start, end = a.x + WIDTH, b.x - 6
         middle = (start + end) // 2
         return f"M{start},{a.middle} C{middle},{a.middle} {middle},{b.middle} {end},{b.middle}"
-    low = max(a.y, b.y) + HEIGHT + SPACE
+    low = max(a.bottom, b.bottom)
     return f"M{a.x},{a.middle + 8} C{a.x - 40},{low} {b.x + WIDTH + 40},{low} {b.x + WIDTH + 6},{b.middle + 8}"
 
 

@@ -22,7 +22,7 @@ from .kinds import Counts, count_all, other_kinds, starting
 from .named_locks import LockRow, counts_of, party_as_json, row_of
 from .overview import Overview, overview
 from .server import ServerFacts, known_server
-from .snapshot import COUNTERS, LockSnapshot, Party, Verdict
+from .snapshot import COUNTERS, LockSnapshot, Verdict
 
 Json = dict[str, Any]
 
@@ -135,17 +135,10 @@ def _of_server(facts: ServerFacts) -> Iterator[Problem]:
 
 def status_as_json(status: Status) -> Json:
     """Return the locks, their server, and the problems."""
+    found, server = status.locks, status.server
+    rows = {row.key: row.as_json() for row in status.rows}
     return {
         "problems": [problem.as_json() for problem in status.problems],
-        **_overview(status.locks, status.rows),
-        "kinds": [_counts(counts) for counts in (counts_of(status.locks), *status.others)],
-        "server": _server(status.server),
-    }
-
-
-def _overview(found: Overview, shown: Iterable[LockRow]) -> Json:
-    rows = {row.key: row.as_json() for row in shown}
-    return {
         "now": found.now.isoformat(),
         "counts": {
             "held": found.held,
@@ -161,37 +154,32 @@ def _overview(found: Overview, shown: Iterable[LockRow]) -> Json:
         "held": [rows[lock.key] for lock in found.longest_held],
         "waited_for": [rows[lock.key] | {"waiters": _queue(lock)} for lock in found.waited_for],
         "stale": [rows[lock.key] for lock in found.left_behind],
-        "contended": [_contended(lock) for lock in found.contended],
+        "contended": [
+            {"key": lock.key, "waiting": lock.waiting} | {name: getattr(lock, name) for name in COUNTERS}
+            for lock in found.contended
+        ],
         "deadlocks": [{"keys": cycle.keys, "cycle": str(cycle)} for cycle in found.deadlocks],
-    }
-
-
-def _server(found: ServerFacts) -> Json:
-    return {
-        "replica_set": found.set_name or None,
-        "members": found.members,
-        "primary": found.address or None,
-        "version": found.version or None,
-        "bells": not found.bells,
-        "problem": found.problem or None,
+        "kinds": [
+            asdict(each) | {"longest_held_seconds": round(each.longest_held_seconds, 3), "error": each.error or None}
+            for each in (counts_of(found), *status.others)
+        ],
+        "server": {
+            "replica_set": server.set_name or None,
+            "members": server.members,
+            "primary": server.address or None,
+            "version": server.version or None,
+            "bells": not server.bells,
+            "problem": server.problem or None,
+        },
     }
 
 
 def _queue(lock: LockSnapshot) -> list[Json]:
-    def one(waiter: Party) -> Json:
-        waited = round(lock.age(waiter.since), 3) if waiter.since else None
-        return party_as_json(waiter, waiter.since) | {"waited_seconds": waited, "behind": waiter.behind}
-
-    return [one(waiter) for waiter in lock.waiters]
-
-
-def _contended(lock: LockSnapshot) -> Json:
-    return {"key": lock.key, "waiting": lock.waiting} | {name: getattr(lock, name) for name in COUNTERS}
-
-
-def _counts(counts: Counts) -> Json:
-    rounded = round(counts.longest_held_seconds, 3)
-    return asdict(counts) | {"longest_held_seconds": rounded, "error": counts.error or None}
+    return [
+        party_as_json(waiter, waiter.since)
+        | {"waited_seconds": round(lock.age(waiter.since), 3) if waiter.since else None, "behind": waiter.behind}
+        for waiter in lock.waiters
+    ]
 
 
 PERMISSION: Final = "django_mongolock.view_lock_status"

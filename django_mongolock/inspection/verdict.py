@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from django.utils.translation import gettext_lazy as _
 
@@ -59,17 +59,6 @@ def verdict_text(lock: LockSnapshot) -> str:
         "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
     }
     return _TEXTS[_case(lock)] % facts
-
-
-def verdict_as_json(lock: LockSnapshot) -> dict[str, Any]:
-    """Return the verdict as JSON for programs."""
-    return {
-        "verdict": lock.verdict,
-        "verdict_text": verdict_text(lock),
-        "renewed_seconds_ago": round(lock.age(lock.heard), 3) if lock.heard else None,
-        "mean_hold_seconds": lock.mean_hold,
-        "longest_hold_seconds": lock.longest_hold_ms / 1_000,
-    }
 
 
 def _case(lock: LockSnapshot) -> str:

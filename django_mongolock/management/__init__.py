@@ -6,7 +6,7 @@ These steps create indexes and capped collections.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from ..backends import MongoBackend, get_backend, mongo_store
 from ..conf import get_settings
 from ..engine.store import bells
 from ..engine.store.layout import ensure_indexes
-from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 
@@ -41,20 +40,15 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
     except LockBackendFailed as error:
         _warn("all", home, error)
         return
-    for what, make in _steps(store):
+    # No step depends on another one.
+    steps: list[tuple[str, Callable[[], None]]] = [("indexes", partial(ensure_indexes, store.collection))]
+    steps += [("bells", partial(bells.make, collection)) for collection in store.bells.collections]
+    steps += [("history", partial(store.history.make, resize=True))] if store.history is not None else []
+    for what, make in steps:
         try:
             make()
         except PyMongoError as error:
             _warn(what, home, error)
-
-
-def _steps(store: MongoStore) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield each step with its name. No step depends on another one."""
-    yield "indexes", partial(ensure_indexes, store.collection)
-    for collection in store.bells.collections:
-        yield "bells", partial(bells.make, collection)
-    if store.history is not None:
-        yield "history", partial(store.history.make, resize=True)
 
 
 def _warn(what: str, home: str, error: Exception) -> None:

@@ -18,7 +18,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 
 from ..conf import get_settings
-from ..engine.text_checks import check_fact
 from ..exceptions import LockError, printable
 from ..inspection.kinds import UNREADABLE, KeyMatch, LockKind, Row, find_kind, glob, kinds, starting
 from ..inspection.named_locks import NamedLocks
@@ -66,6 +65,16 @@ class PlainCommand(BaseCommand):
             self.code = 141  # 128 plus the number of SIGPIPE
         if self.code:
             sys.exit(self.code)
+
+    @contextmanager
+    def reporting_errors(self) -> Iterator[None]:
+        """Report errors that a person can correct without a traceback. Wrong command lines have exit code 2."""
+        try:
+            yield
+        except (LockError, ImproperlyConfigured) as error:
+            raise CommandError(str(error)) from error
+        except (ValueError, TypeError) as error:
+            raise CommandError(str(error), returncode=2) from error
 
     def __setattr__(self, name: str, value: object) -> None:
         """Replace each stream that Django sets, when the command is made and when it is called."""
@@ -165,14 +174,6 @@ class LockCommand(PlainCommand):
             write(f"], {json.dumps({**rest(), 'error': self.failed.get(kind.name)})[1:]}")
         self.stdout.write("]}")
 
-    @contextmanager
-    def reporting_errors(self) -> Iterator[None]:
-        """Report errors that a person can correct without a traceback, with exit code 1."""
-        try:
-            yield
-        except (LockError, ImproperlyConfigured) as error:
-            raise CommandError(str(error)) from error
-
     def keys(self, options: dict[str, Any]) -> KeyMatch:
         """Return the chosen keys. Raises CommandError for a pattern that no key can match."""
         prefix = get_settings().KEY_PREFIX
@@ -182,13 +183,6 @@ class LockCommand(PlainCommand):
             return glob(options["key"], prefix)
         except ValueError as error:
             raise CommandError(f"--key: {error}", returncode=2) from error
-
-    def fact(self, option: str, value: str | None) -> str | None:
-        """Return the value of an option. Raises CommandError for a text that cannot be an owner, a name or a reason."""
-        try:
-            return check_fact(option, value)
-        except ValueError as error:
-            raise CommandError(str(error), returncode=2) from error
 
 
 def seconds(text: str) -> float:

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from ..engine.lock.lock import MongoLock
@@ -63,16 +62,6 @@ class ProgramCommand(PlainCommand):
     def label(options: dict[str, Any]) -> str:
         """Return the label of the lock, from the option or from the name of the program."""
         return options["label"] or tidy_fact(Path(options["program"][0]).name or "program")
-
-    @contextmanager
-    def reporting_mistakes(self) -> Iterator[None]:
-        """Report mistakes in the command line or the settings without a traceback."""
-        try:
-            yield
-        except (ValueError, TypeError) as error:
-            raise CommandError(str(error), returncode=2) from error
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
 
 
 _FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")

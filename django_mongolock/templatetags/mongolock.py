@@ -24,8 +24,6 @@ for function in (
     display.duration,
     display.milliseconds,
     display.time_ago,
-    display.held_for,
-    display.holder,
     display.time_since,
     display.time_left,
 ):

@@ -50,17 +50,12 @@ class GuardedAdmin(ModelAdmin):
         super().__init__(*args, **kwargs)
         for name in dir(type(self)):
             if name.startswith(GUARD) and hasattr(type(self), own := name.removeprefix(GUARD)):
-                setattr(self, own, _guarded(self, own))
+                call = functools.partial(self._call_guard, own)
+                setattr(self, own, functools.update_wrapper(call, getattr(type(self), own)))
 
-
-def _guarded(instance: Any, name: str) -> Inner:
-    guard = getattr(instance, GUARD + name)
-
-    @functools.wraps(getattr(type(instance), name))
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return guard(functools.partial(getattr(type(instance), name), instance), *args, **kwargs)
-
-    return call
+    def _call_guard(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        inner = functools.partial(getattr(type(self), name), self)
+        return getattr(self, GUARD + name)(inner, *args, **kwargs)
 
 
 class SealedPages(GuardedAdmin):
@@ -86,13 +81,12 @@ class SealedPages(GuardedAdmin):
         """
         saving.begin(request)
         aliases = (router.db_for_write(LogEntry), self.get_queryset(request).db)
-        said: Any = getattr(request, "_messages", None)
-        before = len(said._queued_messages) if said is not None else 0
+        said: list[Any] = getattr(getattr(request, "_messages", None), "_queued_messages", [])
+        before = len(said)
 
         def once() -> Any:
             saving.anew = saving.deleted or "_saveasnew" in request.POST
-            if said is not None:
-                del said._queued_messages[before:]
+            del said[before:]
             return attempt()
 
         response = saving.run(aliases, once)
@@ -100,8 +94,7 @@ class SealedPages(GuardedAdmin):
             self.message_user(request, text, messages.ERROR)
         if response is not None:
             return response
-        if said is not None:
-            del said._queued_messages[before:]
+        del said[before:]
         said_of_it = saving.refusals or [_("Not saved: this was changed while you were editing it.")]
         return self._say(request, said_of_it, again)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any
 
 from django.db import DatabaseError, connections, router, transaction
@@ -122,24 +121,6 @@ def all_or_nothing(using: str) -> AbstractContextManager[Any]:
     if connection.in_atomic_block_mongo or not connection.features._supports_transactions:
         return nullcontext()
     return mongo_atomic(using)
-
-
-class UnlessOvertaken(AbstractContextManager[None, bool]):
-    """A transaction around the block. If another writer is faster, nothing is written, and the code after the block
-    runs.
-    """
-
-    def __init__(self, using: str) -> None:
-        self._transaction = all_or_nothing(using)
-
-    def __enter__(self) -> None:
-        self._transaction.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        self._transaction.__exit__(kind, error, traceback)
-        return isinstance(error, VersionConflict) and not out_of_commit_hook(error)
 
 
 def next_version(field: Field[Any, Any]) -> CombinedExpression:

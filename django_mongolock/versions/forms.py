@@ -12,19 +12,20 @@ from django.forms.utils import ErrorDict
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from .checking import UnlessOvertaken, version_field
+from ..engine.lock.transaction import out_of_commit_hook
+from ..exceptions import VersionConflict
+from .checking import all_or_nothing, version_field
 from .saving import Saving
 from .seal import (
     Page,
-    begin_apart,
     changed,
     columns,
+    copied,
     digest,
     is_current,
     key_of,
     name_of,
     say_changed,
-    say_deleted,
     seal,
     secret_of,
     sent_back,
@@ -80,7 +81,7 @@ class SealedModelForm(ModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        begin_apart(self)
+        self.initial = {name: copied(value) for name, value in self.initial.items()}
         if not self.instance._state.adding:
             self.initial[FIELD] = seal(self.instance, self.fields)
         #: Whether the object was changed or deleted since the page was made.
@@ -111,9 +112,13 @@ class SealedModelForm(ModelForm):
     def try_save(self) -> bool:
         """Save, and return whether the object was saved. If another writer was faster, the form shows the conflict."""
         using = router.db_for_write(self._meta.model, instance=self.instance)
-        with UnlessOvertaken(using):
-            self.save()
-            return True
+        try:
+            with all_or_nothing(using):
+                self.save()
+                return True
+        except VersionConflict as error:
+            if out_of_commit_hook(error):
+                raise
         stored = self._meta.model._base_manager.using(using).filter(pk=self.instance.pk).first()
         if stored is None:
             self.instance._state.adding = True
@@ -203,7 +208,8 @@ class SealedModelForm(ModelForm):
         self.conflict = True
         if self.saving is None or not self.saving.refusals:
             show(self.fields[FIELD], "")
-            self._refuse(say_deleted(), "deleted")
+            text = _("Not saved: this was deleted while you were editing it. Save again to create it again.")
+            self._refuse(text, "deleted")
 
     def _show_conflict(self, page: Page | None, stored: models.Model) -> None:
         self.conflict = True

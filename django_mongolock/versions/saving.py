@@ -59,7 +59,8 @@ class Saving:
                     for alias in dict.fromkeys(aliases):
                         block.enter_context(all_or_nothing(alias))
                     result = attempt()
-                    self._check_shown()
+                    if self.refused and not self.shown:
+                        raise Refused
                 return result  # noqa: TRY300
             except Refused as refused:
                 self.refusals += map(str, refused.args)
@@ -70,10 +71,6 @@ class Saving:
                 if self.last or not is_conflict(error):
                     raise
         return None
-
-    def _check_shown(self) -> None:
-        if self.refused and not self.shown:
-            raise Refused
 
     @staticmethod
     def _roll_back(aliases: Iterable[str]) -> None:

@@ -58,14 +58,6 @@ def seal(instance: models.Model, fields: Fields) -> str:
     return signing.dumps(page_of(instance, fields), salt=SALT, compress=True)
 
 
-def unseal(sealed: str | None) -> Page | None:
-    """Return the sealed page, or None for any other text."""
-    with suppress(signing.BadSignature):
-        page: Page = signing.loads(sealed or "", salt=SALT)
-        return page
-    return None
-
-
 def page_of(instance: models.Model, fields: Fields) -> Page:
     """Return the record of what a form shows."""
     secret = secret_name(settings.SECRET_KEY)
@@ -76,6 +68,14 @@ def page_of(instance: models.Model, fields: Fields) -> Page:
         if (other := digest(field, sent_back(fields[field.name], value))) != page["fields"][field.name]:
             page["alone"][field.name] = other
     return page
+
+
+def unseal(sealed: str | None) -> Page | None:
+    """Return the sealed page, or None for any other text."""
+    with suppress(signing.BadSignature):
+        page: Page = signing.loads(sealed or "", salt=SALT)
+        return page
+    return None
 
 
 def is_current(page: Page | None, instance: models.Model) -> bool:
@@ -117,24 +117,15 @@ def say_changed(names: Iterable[str]) -> str:
     return " ".join((*said, _("What you typed is still here: save again to replace what is stored.")))
 
 
-def say_deleted() -> str:
-    """Return the message that the object was deleted since the page was made."""
-    return _("Not saved: this was deleted while you were editing it. Save again to create it again.")
-
-
-def begin_apart(form: Any) -> None:
-    """Make a form begin with copies of embedded documents.
+def copied(value: Any) -> Any:
+    """Return the initial value of a field, with copies of embedded documents.
 
     django-mongodb-backend 6.1 writes the typed values into the initial documents, and these are the stored ones.
     """
-    form.initial = {name: _copy(value) for name, value in form.initial.items()}
-
-
-def _copy(value: Any) -> Any:
     if isinstance(value, models.Model) and value.pk is None:
         fields = value._meta.concrete_fields
-        return type(value)(**{field.attname: _copy(field.value_from_object(value)) for field in fields})
-    return [_copy(each) for each in value] if isinstance(value, list) else value
+        return type(value)(**{field.attname: copied(field.value_from_object(value)) for field in fields})
+    return [copied(each) for each in value] if isinstance(value, list) else value
 
 
 def from_primary(request: HttpRequest, queryset: Any) -> Any:
@@ -265,9 +256,5 @@ def _send(shown: Mapping[str, Any], data: QueryDict) -> None:
     if "subwidgets" in shown or value is None:
         return
     values = value if isinstance(value, (list, tuple)) else [value]
-    data.setlist(shown["name"], [_as_text(each, in_line="type" in shown) for each in values])
-
-
-def _as_text(value: Any, *, in_line: bool) -> str:
-    """Return the text as browsers send it. An input has no line ends, and a text area has those of the network."""
-    return re.sub(r"\r\n|\r|\n", "" if in_line else "\r\n", str(value))
+    line_end = "" if "type" in shown else "\r\n"  # an input has no line ends, and a text area those of the network
+    data.setlist(shown["name"], [re.sub(r"\r\n|\r|\n", line_end, str(each)) for each in values])

@@ -591,15 +591,6 @@ class TestPage:
 class TestClearing:
     """The page of all document locks, and the action of a model's own admin."""
 
-    def test_json(self, plain: Ground) -> None:
-        """Programs get the same facts as JSON."""
-        id_ = stuck(plain)
-        client = browser(*MAY_CLEAR)
-        said = client.get(ADDRESS, HTTP_ACCEPT="application/json").json()
-        assert [one["key"] for found in said["kinds"] for one in found["locks"]] == [id_]
-        said = client.post(ADDRESS, {"kind": "test"}, HTTP_ACCEPT="application/json").json()
-        assert (said["cleared"], said["stale"][0]["key"]) == (1, id_)
-
     def test_wrong_requests(self, plain: Ground) -> None:
         """An unknown lock and an unknown method are refused."""
         client = browser(*MAY_CLEAR)
@@ -613,12 +604,11 @@ class TestClearing:
         for lock in declared() if every else [ad_exports]:
             monkeypatch.setattr(lock, "context", fail)
         client = browser(*MAY_CLEAR)
-        page, said = client.get(ADDRESS), client.get(ADDRESS, HTTP_ACCEPT="application/json")
-        assert page.status_code == said.status_code == (503 if every else 200)
+        page = client.get(ADDRESS)
+        assert page.status_code == (503 if every else 200)
         text = page.content.decode()
         assert ("The locks cannot be shown now" in text, "◐</span> stale" in text) == (every, not every)
-        errors = [row["error"] for row in said.json()["kinds"]]
-        assert errors == [str(LockBackendFailed("it is away")), *([errors[0]] if every else [None])]
+        assert "it is away" in text
 
     def test_action(self, shop: Ground) -> None:
         """The action clears the stale ones of the selected documents. The right to change ads is not enough."""

@@ -16,7 +16,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from django_mongolock.backends import close_backends, mongo_store
-from django_mongolock.editing import EditLock, EditLockStatus, edit_key, edit_lock
+from django_mongolock.editing import EditLock, edit_key, edit_lock
 from django_mongolock.editing.admin import _note_editors
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
@@ -632,12 +632,7 @@ class TestWithoutMongo:
     def test_one_wait(self, order: Order, monkeypatch: pytest.MonkeyPatch, away: None) -> None:
         """F216: Each page waits for MongoDB once: to open, to save, to ask before a deletion, and to delete."""
         waits: list[Any] = []
-
-        def away_again(error: Any) -> EditLockStatus:
-            waits.append(error)
-            return EditLockStatus(problem="away")
-
-        monkeypatch.setattr(edit_lock, "_problem", away_again)
+        monkeypatch.setattr(edit_lock, "log", lambda _level, event, **_facts: waits.append(event))
         anna = Tab("anna", order)
         assert (anna.state, len(waits)) == ("away", 1)
         assert anna.send(item="car").status_code == 302

@@ -158,6 +158,8 @@ def test_busy_until_it_is_free(people: Callable[..., Person], order: Order) -> N
     says(first, "You are editing this.")
     says(second, "This is being edited by anna.")
     assert second.locator("[name=item]").count() == 0
+    panel, links = (second.locator(each).bounding_box() for each in (".mongolock-editing", ".object-tools"))
+    assert panel["y"] + panel["height"] <= links["y"]
     before = second.locator('[data-part="detail"]').inner_text()
     expect(second.locator('[data-part="detail"]')).not_to_have_text(before)
     first.fill("[name=item]", "car")

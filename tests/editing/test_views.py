@@ -203,11 +203,6 @@ class TestChecks:
         set_locks(settings, **values)
         assert ids(edit_checks.check_edit_locks(app_configs=None)) == found
 
-    def test_no_sessions(self, settings: Settings) -> None:
-        """Without sessions there is no logout."""
-        settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Session" not in path]
-        assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["W081"]
-
     def test_unused(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         """A project without edit locks gets no message about them."""
         set_locks(settings, EDIT_LEASE=5, EDIT_BEAT=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...engine.text_checks import check_fact
 from ...exceptions import printable
 from ...inspection.kinds import Choice, LockKind, Row, Swept
 from ..lock_command import LockCommand, seconds, write_table
@@ -59,13 +59,13 @@ exit codes:
         super().add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
-        self.failed, self.reported, self.options = {}, time.monotonic(), options
+        self.failed, self.options = {}, options
         dry_run = options["dry_run"]
         asks = options["interactive"] and not dry_run
         if asks and (options["json"] or not sys.stdin.isatty()):
             raise CommandError("there is no terminal for the confirmation: use --no-input, or --dry-run to look first")
         with self.reporting_errors():
-            owner = self.fact("--owner", options["owner"])
+            owner = check_fact("--owner", options["owner"])
             self.choice = Choice("stale", owner, options["older_than"], key=self.keys(options))
             kinds = self.kinds(options)
             if asks and not self._is_confirmed(kinds):
@@ -127,21 +127,14 @@ exit codes:
                 if self.options["dry_run"] and done.found:
                     self.code = FOUND
                 yield from part.cleared
-                if self.options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - self.reported > 1):
-                    self.reported = time.monotonic()
-                    self.stderr.write(f"{done.found} found, {done.count} cleared", str)
 
-        return rows(), partial(_facts, done)
-
-
-def _facts(done: Swept) -> dict[str, Any]:
-    return {
-        "found": done.found,
-        "cleared": done.count,
-        "postponed": done.postponed,
-        "dated": done.dated,
-        "damaged": [row.as_json() for row in done.damaged],
-    }
+        return rows(), lambda: {
+            "found": done.found,
+            "cleared": done.count,
+            "postponed": done.postponed,
+            "dated": done.dated,
+            "damaged": [row.as_json() for row in done.damaged],
+        }
 
 
 def _left_over(done: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from django.core.management.base import CommandParser
 from ...backends import mongo_store
 from ...conf import get_settings
 from ...engine.rule.deadlock import Cycle
+from ...engine.text_checks import check_fact
 from ...inspection.kinds import Choice, LockKind, Row
 from ...inspection.queries import find_deadlocks, ping
 from ..lock_command import LockCommand, whole_number
@@ -55,7 +56,7 @@ class Command(LockCommand):
                 ping(store, get_settings().COMMAND_TIMEOUT)
                 self._show_deadlocks(find_deadlocks(store, self.keys(options)), as_json=options["json"])
                 return
-            self.choice = Choice(_state(options), self.fact("--owner", options["owner"]), key=self.keys(options))
+            self.choice = Choice(_state(options), check_fact("--owner", options["owner"]), key=self.keys(options))
             self.limit = options["limit"]
             kinds = self.kinds(options)
             if options["json"]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...engine.text_checks import tidy_fact
+from ...engine.text_checks import check_fact, tidy_fact
 from ...inspection.kinds import Choice, LockKind, Row
 from ...inspection.named_locks import NamedLocks
 from ...inspection.snapshot import ShownState
@@ -54,9 +54,9 @@ class Command(LockCommand):
 
     def handle(self, **options: Any) -> None:
         self._check(options)
-        self.by = self.fact("--by", options["by"] or None) or f"{_login_name()}, with release_lock"
-        self.reason = self.fact("--reason", options["reason"] or None) or ""
         with self.reporting_errors():
+            self.by = check_fact("--by", options["by"] or None) or f"{_login_name()}, with release_lock"
+            self.reason = check_fact("--reason", options["reason"] or None) or ""
             found = self._of_owner(options) if options["lock"] is None else self._of_key(options)
             if options["ask"]:
                 self._ask(found, NamedLocks(options["database"]))
@@ -75,10 +75,7 @@ class Command(LockCommand):
     def _of_key(self, options: dict[str, Any]) -> Found:
         """Return the lock of that key. Raises CommandError if it is not held, or if several locks match."""
         kind = self.kinds({**options, "kind": options["kind"] or [NamedLocks.name]})[0]
-        try:
-            ids = kind.ids(options["lock"])
-        except ValueError as error:
-            raise CommandError(str(error), returncode=2) from error
+        ids = kind.ids(options["lock"])
         states = [state for state in kind.taken if not options["ask"] or state is not ShownState.KEPT]
         found = list(kind.rows(Choice(ids=ids)))
         if damage := next((row.damage for row in found if row.damage), None):
@@ -98,7 +95,7 @@ class Command(LockCommand):
 
     def _of_owner(self, options: dict[str, Any]) -> Found:
         """Return all locks of an owner. Raises CommandError if the owner holds nothing."""
-        owner = self.fact("--owner", options["owner"])
+        owner = check_fact("--owner", options["owner"])
         found = [(kind, list(kind.rows(Choice(owner=owner)))) for kind in self.kinds(options)]
         found = [(kind, rows) for kind, rows in found if rows]
         if not found:

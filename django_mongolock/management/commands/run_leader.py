@@ -51,7 +51,7 @@ exit codes:
                 say("waits to be elected again")
             return code
 
-        with sigterm_as_exit(), self.reporting_mistakes():
+        with sigterm_as_exit(), self.reporting_errors():
             candidate = leader(
                 options["lock"],
                 lease=options["lease"],

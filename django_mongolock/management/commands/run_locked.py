@@ -55,7 +55,7 @@ exit codes:
         over = threading.Event()
         child = Child(options["program"], lambda: options["grace"])
         with sigterm_as_exit():
-            with self.reporting_mistakes():
+            with self.reporting_errors():
                 lock = mongo_lock(
                     options["lock"],
                     lease=options["lease"],
