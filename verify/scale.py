@@ -3,6 +3,7 @@
     failover   three members, 10,000 locks at the default lease; the primary is killed just before a renewal
     short      the same, with 3,000 locks of a lease of 20 seconds
     waiters    3,000 waiting coroutines, a key each, whose collection is dropped
+    stopped    the same in a process that is stopped for 15 seconds
     exit       the end of a process with 5,000 minimum holds, 3,000 waited-for and 3,000 shared locks
     threads    300 program threads with slow writes, beside ten locks with a lease of 6 seconds
 
@@ -11,6 +12,8 @@ Prints the locks that were lost or left, and the commands that were sent.
 
 import asyncio
 import random
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -123,6 +126,44 @@ async def waiters(uri: str, number: int = 3_000) -> None:
     holder.close()
 
 
+async def waiting(uri: str, number: int = 3_000) -> None:
+    """Wait for keys that other processes hold. Print the longest time that a free key has taken, each second."""
+    session, _ = new_session(uri)
+    tasks = [asyncio.ensure_future(new_lock(session, f"k{each}", None).aacquire()) for each in range(number)]
+    while tasks:
+        asked = time.monotonic()
+        async with new_lock(session, f"free{random.random()}", 20):
+            print(f"{time.monotonic() - asked:.2f}", flush=True)
+        await asyncio.sleep(0.1)
+
+
+def stopped(uri: str, number: int = 3_000) -> None:
+    """Stop the process of many waiters."""
+    holder, _ = new_session(uri)
+    locks = held(holder, number, lease=300)
+    program = [sys.executable, "-m", "verify.scale", "waiting", uri]
+    living: Any = {"waiters.until": {"$exists": True}, "$expr": {"$gt": [{"$last": "$waiters.until"}, "$$NOW"]}}
+    queued = holder.store.collection  # type: ignore[attr-defined]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
+        while queued.count_documents(living) < number:
+            time.sleep(0.5)
+        time.sleep(5)
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(15)
+        print("in the queues after the stop:", queued.count_documents(living))
+        child.send_signal(signal.SIGCONT)
+        began = time.monotonic()
+        while queued.count_documents(living) < number and time.monotonic() < began + 60:
+            time.sleep(0.2)
+        print(f"{queued.count_documents(living)} of {len(locks)} are queued after {time.monotonic() - began:.1f} s")
+        time.sleep(5)
+        child.kill()
+        assert child.stdout is not None
+        seconds = [float(line) for line in child.stdout]
+        print(f"a free key took {sorted(seconds)[-2]:.2f} s beside the stop")
+    holder.close(10.0)
+
+
 def end(uri: str) -> None:
     """End a session in order."""
     session, sent = new_session(uri)
@@ -185,10 +226,15 @@ def main(name: str) -> None:
     if name in ("failover", "short"):
         failover(*{"failover": (10_000, 30.0), "short": (3_000, 20.0)}[name])
         return
+    if name == "waiting":
+        asyncio.run(waiting(sys.argv[2]))
+        return
     with ReplicaSet(1, parameters={"enableTestCommands": 1}) as servers:
         server = servers.members[0]
         if name == "waiters":
             asyncio.run(waiters(servers.uri))
+        elif name == "stopped":
+            stopped(servers.uri)
         elif name == "exit":
             end(servers.uri)
         else:

@@ -39,8 +39,7 @@ LONGEST_POLL: Final = 1.0
 
 
 class Listener:
-    """The thread that passes each bell to *waits* while anything is waited for, and wakes all waiters when it goes
-    deaf.
+    """The thread that passes each bell to *waits* while anything is waited for. While it is deaf, it reads the queues.
 
     A cursor begins with the bells that are there already. A bell that rings while the cursor is opened is therefore
     heard.
@@ -97,9 +96,7 @@ class Listener:
         while self._goes_on():
             reason = self._listen()
             pause = RETRY_FIRST if self.listening else min(RETRY_LAST, pause * 2)
-            if self.listening:
-                self._heard_at = -inf
-                self._waits.look()
+            self._heard_at = -inf
             if self._goes_on():
                 self._complain(reason)
                 self._give_way(pause)
