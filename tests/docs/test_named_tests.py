@@ -11,7 +11,7 @@ from tests.docs.pages import ROOT
 
 FAILURES = ROOT / "docs" / "evidence/failures.md"
 PROMISES = ROOT / "docs" / "evidence/promises.md"
-THREATS = ROOT / "SECURITY.md"
+THREATS = ROOT / "docs" / "evidence/threats.md"
 ORIGINS = ROOT / "docs" / "evidence/origins.md"
 NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 
