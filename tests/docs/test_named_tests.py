@@ -111,8 +111,8 @@ def test_each_promise_has_three_short_tests() -> None:
 
 def test_the_witnesses_of_real_parts_run() -> None:
     """An election, a kill, a worker, a browser, a fork: each is in the short tier."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    witnesses = NAME.findall(text[text.index("The witnesses") : text.index("Those of the promises")])
+    text = (ROOT / "docs/project/tests.md").read_text()
+    witnesses = NAME.findall(text[text.index("The witnesses") : text.index("[What a lease promises]")])
     assert len(witnesses) == 5
     assert all(is_short(*each) for each in witnesses)
 
