@@ -211,7 +211,12 @@ def test_log_events() -> None:
     for_users = set(rows("reference/logs.md", "Events"))
     for_developers = set(rows("project/house.md", "Log events for debugging"))
     assert for_users.isdisjoint(for_developers)
-    compare(for_users | for_developers, real, "reference/logs.md", "under ## Events (or docs/project/house.md, if it is DEBUG)")
+    compare(
+        for_users | for_developers,
+        real,
+        "reference/logs.md",
+        "under ## Events (or docs/project/house.md, if it is DEBUG)",
+    )
 
 
 def test_log_fields() -> None:
