@@ -1,6 +1,7 @@
 """The examples of a page, and the comments that say what to do with them.
 
-A test runs each block of Python with the names that the blocks before it have defined. Readers do not see these comments:
+A test runs each block of Python with the names that the blocks before it have defined. Readers do not see these
+comments:
 
     <!-- run: NAME -->              run the block of that name in this place: the setup of an example, or its checks
     <!-- skip: next (NAME) -->      the test of that name runs the next block instead
