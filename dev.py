@@ -11,10 +11,10 @@ The first run creates .venv next to this file (with uv if it is on PATH) and ins
 start at once, until pyproject.toml or the Python changes. With MONGODB_URI, the commands use an existing server.
 """
 
-# dev.py exists beside tox because a fresh machine needs only Python for it: dev.py makes one environment, with a MongoDB.
-# tox has to be installed first, and makes an environment for each pair of Python and Django.
+# dev.py exists beside tox because a fresh machine needs only Python for it. dev.py makes one environment, with a
+# MongoDB. tox has to be installed first, and makes an environment for each pair of Python and Django.
 #
-# This file uses only the standard library, and only syntax that Python 3.6 can read. An old Python also prints the advice.
+# This file uses only the standard library, and only syntax that Python 3.6 can read. An old Python prints its advice.
 import contextlib
 import ctypes
 import hashlib
