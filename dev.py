@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """Run the project's commands on a machine that only has Python 3.11 or newer.
 
-    python3 dev.py test             the short tests and the witnesses, with a MongoDB that it starts
-    python3 dev.py test --long      the tests that take longer
-    python3 dev.py test -k fifo     further arguments go to the program, here pytest
+    python3 dev.py test                 the short tests and the witnesses, with a MongoDB that it starts
+    python3 dev.py test --long          the tests that take longer
+    python3 dev.py test -k deadlock     further arguments go to the program, here pytest
     python3 dev.py test --with-system-packages
-                                    installs Chromium, Redis and the like before, with apt-get
+                                        installs Chromium, Redis and the like before, with apt-get
 
 The first run creates .venv next to this file (with uv if it is on PATH) and installs what the command needs; later runs
 start at once, until pyproject.toml or the Python changes. With MONGODB_URI, the commands use an existing server.
 """
 
-# Import only the standard library, and use only syntax that Python 3.6 can read. Such a Python shall get its line of
-# advice, too.
+# dev.py exists beside tox because a fresh machine needs only Python for it. dev.py makes one environment, with a
+# MongoDB. tox has to be installed first, and makes an environment for each pair of Python and Django.
+#
+# This file uses only the standard library, and only syntax that Python 3.6 can read. An old Python prints its advice.
 import contextlib
 import ctypes
 import hashlib

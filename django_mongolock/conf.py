@@ -61,7 +61,7 @@ class LockSettings:
     """The project's settings, with their defaults. Times are in seconds. A project may give each as a `timedelta`.
 
     - DATABASE: DATABASES alias of the MongoDB that stores the locks. Required.
-    - BACKEND: dotted path of the class that stores the locks.
+    - BACKEND: for tests. Dotted path of the class that stores the locks.
     - KEY_PREFIX: start of every key, so that several sites can share a database. The start ends with one of
       `: / | , ; # =`, and contains it only once. A function may return the start, such as that of the current tenant.
     - LEASE: how long a lock lives after its process has died. A live process renews it. A lease of 20 or more outlasts

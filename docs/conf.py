@@ -89,8 +89,7 @@ def whole_docstrings(listed: dict[str, list[str]]) -> str:
 
 #: The pages that are longer on the site than in the repository.
 DOCSTRINGS = {
-    "reference/api": lambda: whole_docstrings(public_names()),
-    "reference/errors": lambda: whole_docstrings({"django_mongolock.exceptions": exceptions.__all__}),
+    "reference/api": lambda: whole_docstrings({**public_names(), "django_mongolock.exceptions": exceptions.__all__}),
 }
 
 

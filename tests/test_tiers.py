@@ -140,11 +140,11 @@ def test_on_a_busy_machine(pytester: pytest.Pytester, monkeypatch: pytest.Monkey
 
 
 def test_each_repetition_has_its_reason() -> None:
-    """CONTRIBUTING.md has a line for each file with cases that are marked `flaky`."""
+    """docs/project/tests.md has a line for each file with cases that are marked `flaky`."""
     marked = {
         file.relative_to(ROOT).as_posix()
         for file in Path(ROOT, "tests").rglob("test_*.py")
         if "mark.flaky(" in file.read_text() and file != Path(__file__).resolve()
     }
-    listed = set(re.findall(r"^\| `(tests/\S+\.py)` \|", Path(ROOT, "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    listed = set(re.findall(r"^\| `(tests/\S+\.py)` \|", Path(ROOT, "docs/project/tests.md").read_text(), re.MULTILINE))
     assert marked == listed

@@ -1,11 +1,16 @@
 """The examples of a page, and the comments about running them.
 
-A block of Python is run with the names of the blocks before it. Readers do not see these comments:
+A test runs each block of Python with the names that the blocks before it have defined. Readers do not see these
+comments:
 
-    <!-- invisible-code-block: python        run as well, in this place: needs of an example, and its checks
-    <!-- fixtures: app, settings -->         fixtures for the blocks of the page, beside the names of `test_examples`
-    <!-- skip: next (NAME) -->               the next block is run by the test of that name instead
-    <!-- long -->                            the page takes longer than a short test may
+    <!-- run: NAME -->              run the block of that name in this place: the setup of an example, or its checks
+    <!-- skip: next (NAME) -->      the test of that name runs the next block instead
+
+The blocks that a page names by `run` are in a file with the path of the page, below tests/docs/unseen. Such a file may
+also have these comments:
+
+    <!-- fixtures: app, settings -->    the fixtures that the blocks use beside the names of `test_examples`
+    <!-- long -->                       the page takes longer than a short test may
 """
 
 from __future__ import annotations
@@ -29,22 +34,24 @@ ELSEWHERE: Final = {
 }
 STEP: Final = re.compile(
     r"(?P<skip><!-- skip: next .*? -->\n)?"
-    r"^(?:```(?P<kind>python|pycon)\n(?P<shown>.*?)^```$|<!-- invisible-code-block: python\n(?P<hidden>.*?)^-->$)",
+    r"^(?:```(?P<kind>python|pycon)\n(?P<shown>.*?)^```$|<!-- run: (?P<unseen>.*?) -->$)",
     re.MULTILINE | re.DOTALL,
 )
+UNSEEN: Final = re.compile(r"^## (?P<name>\w+)\n\n```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A block of a page, with its kind, its text, and its line."""
+    """A block: its kind, its text, its file, its line there."""
 
     kind: str
     text: str
+    path: str
     line: int
 
-    def run(self, path: str, names: dict[str, Any]) -> None:
-        """Run a block of Python. An error shows the page and its line."""
-        code = compile("\n" * self.line + self.text, path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    def run(self, names: dict[str, Any]) -> None:
+        """Run a block of Python. An error shows the file and the line."""
+        code = compile("\n" * self.line + self.text, self.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         result = eval(code, names)  # noqa: S307 - our own pages
         if inspect.iscoroutine(result):
             asyncio.run(result)
@@ -65,20 +72,38 @@ class Page:
         return Path(self.path).read_text()
 
     @property
+    def beside(self) -> Path:
+        """The file with the blocks that readers do not see."""
+        return ROOT / "tests/docs/unseen" / self.name.removeprefix("docs/")
+
+    @property
+    def notes(self) -> str:
+        """The text of that file, or "" if there is none."""
+        return self.beside.read_text() if self.beside.exists() else ""
+
+    @property
     def fixtures(self) -> list[str]:
         """Names of pytest's fixtures that the examples use."""
-        return [
-            name
-            for found in re.findall(r"^<!-- fixtures: (.*) -->$", self.text, re.MULTILINE)
-            for name in found.split(", ")
-        ]
+        found = re.findall(r"^<!-- fixtures: (.*) -->$", self.notes, re.MULTILINE)
+        return [name for names in found for name in names.split(", ")]
+
+    def unseen(self) -> dict[str, Step]:
+        """The blocks that readers do not see, by name."""
+        text = self.notes
+        return {
+            found["name"]: Step("unseen", found["text"], str(self.beside), text[: found.start("text")].count("\n"))
+            for found in UNSEEN.finditer(text)
+        }
 
     def steps(self) -> Iterator[Step]:
-        """Yield the blocks that are run, from top to bottom."""
+        """The blocks that are run, from top to bottom."""
+        unseen = self.unseen()
         for found in STEP.finditer(self.text):
-            if not found["skip"]:
-                part = "shown" if found["kind"] else "hidden"
-                yield Step(found["kind"] or part, found[part], self.text[: found.start(part)].count("\n"))
+            if found["unseen"]:
+                yield unseen[found["unseen"]]
+            elif not found["skip"]:
+                line = self.text[: found.start("shown")].count("\n")
+                yield Step(found["kind"], found["shown"], self.path, line)
 
 
 def pages() -> list[Page]:

@@ -132,8 +132,8 @@ def names() -> str:
 TABLES: Final[dict[tuple[str, str], Callable[[], str]]] = {
     ("howto/locks.md", "options"): options,
     ("reference/settings.md", "settings"): settings,
-    ("reference/errors.md", "errors"): errors,
-    ("reference/signals.md", "signals"): all_signals,
+    ("reference/api.md", "errors"): errors,
+    ("reference/api.md", "signals"): all_signals,
     ("reference/api.md", "names"): names,
 }
 

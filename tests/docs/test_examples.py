@@ -112,7 +112,7 @@ class DocsRouter:
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.long] * ("<!-- long -->" in page.text), id=page.name) for page in RUN],
+    [pytest.param(page, marks=[pytest.mark.long] * ("<!-- long -->" in page.notes), id=page.name) for page in RUN],
 )
 @pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
 @isolate_apps("django.contrib.auth", "django.contrib.contenttypes", "testproject.shop")
@@ -126,10 +126,10 @@ def test_a_page(
     names["__name__"] = f"testproject.shop.docs_{uuid.uuid4().hex}"
     for step in page.steps():
         if step.kind == "pycon":
-            example = doctest.DocTestParser().get_doctest(step.text, names, page.name, page.path, step.line)
+            example = doctest.DocTestParser().get_doctest(step.text, names, page.name, step.path, step.line)
             assert not doctest.DocTestRunner().run(example, clear_globs=False).failed
         else:
-            step.run(page.path, names)
+            step.run(names)
             tables(names)
 
 
@@ -138,9 +138,21 @@ def test_no_block_is_overlooked(page: Page) -> None:
     """Each block of Python is found. A page that another module runs is read by that module."""
     shown = sum(bool(re.match("py", kind)) for kind in re.findall(r"```(\w*)\n", page.text))
     skipped = re.findall(r"^<!-- skip: next \((\S+)\) -->\n```py", page.text, re.MULTILINE)
-    assert shown == sum(step.kind != "hidden" for step in page.steps()) + len(skipped)
+    assert shown == sum(step.kind != "unseen" for step in page.steps()) + len(skipped)
     for module in [ELSEWHERE.get(page.name), *(name.partition("::")[0] for name in skipped)]:
         assert not module or page.name.removeprefix("docs/") + '"' in (ROOT / module).read_text()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_each_unseen_block_has_its_place(page: Page) -> None:
+    """A page names each block of its file below tests/docs/unseen once, in the same order, and no other block."""
+    assert re.findall(r"<!-- run: (.*?) -->", page.text) == list(page.unseen())
+    assert page.notes.count("```python") == len(page.unseen())
+
+
+def test_each_unseen_file_has_its_page() -> None:
+    """A file below tests/docs/unseen belongs to a page that there is."""
+    assert {*(ROOT / "tests/docs/unseen").rglob("*.md")} <= {page.beside for page in pages()}
 
 
 def commands(page: Page) -> Iterator[tuple[str, list[str]]]:

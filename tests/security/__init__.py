@@ -1,1 +1,1 @@
-"""Attacks from outside, each over everything that it can reach (see the table in SECURITY.md)."""
+"""Attacks from outside, each over everything that it can reach: see the table in docs/evidence/threats.md."""
