@@ -138,8 +138,8 @@ def test_when_a_grant_is_looked_at(bare: Bare) -> None:
 
 
 def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8, F66: A renewal takes the holders that are due within a third of the shortest lease, in the order of their
-    keys. A deferred holder is not renewed before its time. Holders that have failed are renewed by themselves, a stuck
+    """P8, F66, F238: A renewal takes the holders that are due within a third of the shortest lease, the most urgent
+    first. A deferred holder is not renewed before its time. Holders that have failed are renewed by themselves, a stuck
     one alone. A holder that has failed twice has a lower priority for a thread. Waiters come last."""
     monkeypatch.setattr(bulk, "BATCH", 3)
     for key, renew_at, others in (
@@ -153,7 +153,7 @@ def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.Monke
         *(("not yet", 101, {"failures": 1, "stuck": True}), ("x", 100, {"failures": 3}), ("y", 101, {"failures": 1})),
     ):
         lease = bare.grant(key, 130, lease=others.pop("lease", 30)).lease
-        lease.renew_at, lease.once_more = renew_at, True
+        lease.renew_at, lease.once_more, lease.until = renew_at, True, 130 + ord(key[0]) / 1_000
         for name, value in others.items():
             setattr(lease, name, value)
     bare.grant("waits").lease.renew_at = 99

@@ -69,7 +69,8 @@ class Renewals:
         soon = now + min(late, default=-FOREVER) / 3
         # Exclude deferred grants, because a renewal would conflict with the transaction.
         due = [grant for grant in grants if grant.lease.renew_at <= (now if grant.lease.deferred else soon)]
-        for batch in batches(sorted(due, key=lambda grant: grant.key)):
+        # The most urgent go first. Otherwise the last ones might never get a thread in time.
+        for batch in batches(sorted(due, key=lambda grant: grant.lease.until)):
             self._have_renewed(batch)
 
     def _have_renewed(self, grants: Sequence[Grant], limit: float = FOREVER) -> None:
