@@ -7,6 +7,7 @@ from typing import Any, Final
 from bench.bench import Bench, fresh_key
 from bench.contend import at_once, in_a_loop, prove
 from bench.contenders import FEW, MAIN, OTHERS, OURS, POLLING, QUICK, Contender
+from bench.floor import floor
 from bench.measure import Data, Piece, Spread, Table, interleaved, median, ratio
 from bench.workers import workers
 
@@ -41,13 +42,15 @@ def contended(bench: Bench) -> Iterator[Piece]:
     sizes = QUICK_SIZES if bench.quick else SIZES
     everything: dict[str, Any] = {}
     for count, (rounds, seconds, others) in sizes.items():
-        ready = bench.ready([OURS, *others])
+        ready, floors = bench.ready([OURS, *others]), list[float]()
 
         def measure(name: str, count: int = count, seconds: float = seconds) -> Run:
-            return run(bench, ready[name], count, seconds)  # noqa: B023 - called in this very turn of the loop
+            if name == OURS.name:
+                floors.append(floor(bench.world, bench.some(5, 100)))  # noqa: B023 - called in this turn of the loop
+            return run(bench, ready[name], count, seconds)  # noqa: B023 - see above
 
         found = interleaved(ready, rounds, measure, bench.failed)
-        yield from tables(count, found, ready)
+        yield from tables(count, found, ready, floors)
         everything[str(count)] = {
             name: {field: [getattr(run, field) for run in runs] for field in Run.__slots__}
             for name, runs in found.items()
@@ -85,14 +88,18 @@ def spread(runs: list[Run], field: str) -> Spread:
     return Spread.of(getattr(run, field) for run in runs)
 
 
-def tables(count: int, found: dict[str, list[Run]], ready: dict[str, Contender]) -> Iterator[Table]:
+def tables(
+    count: int, found: dict[str, list[Run]], ready: dict[str, Contender], floors: list[float]
+) -> Iterator[Table]:
     """Speed with fairness, and cost."""
+    least = median(floors)
     ours = found.get(OURS.name, [])
     speed = Table(
         f"{count} processes: hand-over and throughput",
-        ["lock", "waits", "hand-over, ms", "times ours", "acquisitions/s", "longest / mean wait"],
+        ["lock", "waits", "hand-over, ms", "times ours", "times the floor", "acquisitions/s", "longest / mean wait"],
         note="Hand-over: from the call of release to the return of acquire in a process that was waiting, with each "
-        "process acquiring the lock once. Acquisitions: with each process acquiring it again at once.",
+        "process acquiring the lock once. Acquisitions: with each process acquiring it again at once. "
+        f"Floor: a majority write and a message between two clients of MongoDB took {least:.2f} ms, measured by turns.",
     )
     cost = Table(
         f"{count} processes: what an acquisition costs",
@@ -105,7 +112,8 @@ def tables(count: int, found: dict[str, list[Run]], ready: dict[str, Contender])
         same = len(runs) == len(ours)
         times = ratio([r.hand_over for r in runs], [r.hand_over for r in ours]) if same and ours else None
         uneven = Spread.of(r.longest_wait / r.mean_wait for r in runs if r.mean_wait)
-        speed.rows.append([name, ready[name].make.waits, over, times, spread(runs, "per_second"), uneven])
+        waits = ready[name].make.waits
+        speed.rows.append([name, waits, over, times, over.median / least, spread(runs, "per_second"), uneven])
         commands, reads = spread(runs, "commands").median, spread(runs, "reads").median
         cpu = [spread(runs, "server_cpu").median, spread(runs, "client_cpu").median]
         cost.rows.append([name, commands, reads, *cpu])
