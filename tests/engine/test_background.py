@@ -91,8 +91,11 @@ def attempts() -> Attempts:
     return Attempts()
 
 
-def task(attempts: Attempts, key: str, group: object = None, due: float = 100.0, **others: Any) -> Task:
-    return Task(attempt=attempts, pauses=(0.0, 1.0), give_up=200.0, due=due, key=key, group=group, **others)
+def task(
+    attempts: Attempts, key: str, group: object = None, due: float = 100.0, *, pause: float = 0.0, tries: int = 0
+) -> Task:
+    pauses = (pause, 1.0)
+    return Task(attempt=attempts, pauses=pauses, give_up=200.0, due=due, key=key, group=group, tries=tries)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +196,9 @@ def test_the_end_of_a_process(
     monkeypatch.setattr(background_module, "time", SimpleNamespace(sleep=sleep))
     attempts.stuck, attempts.undone = {"stuck"}, {"undone"}
     for key, due, tries in (("a", 100, 0), ("stuck", 100, 0), ("undone", 160, 1), ("later", 100.6, 0)):
-        background.add(task(attempts, key, due=due, tries=tries))
+        background.add(task(attempts, key, due=due, tries=tries, pause=float(key == "later")))
     for key in "bc":
-        background.add(task(attempts, key, "group", due=101.2))
+        background.add(task(attempts, key, "group", due=101.2, pause=1.0))
     background.begin_to_finish(2.0)
     assert background.end == 102
     background.finish()

@@ -348,6 +348,7 @@ def test_all_bells_together_have_half_a_second(
     assert commands.names() == ["find"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["socketTimeoutMS", "timeoutMS"])
 def test_bells_with_a_short_timeout_in_the_address(
     config: StoreConfig,

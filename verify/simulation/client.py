@@ -12,9 +12,11 @@ from django_mongolock.engine.rule.document import Limits, Step
 from django_mongolock.engine.rule.in_python import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.rule.replies import Bell, Found, Reply, read_found
 from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.store.base import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
 from verify.simulation.expressions import Document, Pipeline
+from verify.simulation.invariants import useless_renewals
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
 from verify.simulation.server import ORIGIN, Parsed, Servers, Write
@@ -50,6 +52,10 @@ class SimStore:
         self._process = process
         self._known = servers.named
         self.hearers: dict[str, Callable[[Bell], object]] = {}
+        #: The grants of its session, by id.
+        self.grants: dict[str, Grant] = {}
+        #: The number of commands that have removed grants of many keys, or one grant for good.
+        self.removals = 0
         self._closed = False
 
     # The network
@@ -71,10 +77,16 @@ class SimStore:
     # Commands
 
     @property
+    def is_calm(self) -> bool:
+        """Whether no fault of this network or of the servers is present."""
+        return not self._troubles and not self._servers.stuck and self._servers.answers
+
+    @property
     def connections(self) -> int:
         return 0
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
+        self.removals += step.tombstone_ttl > 0 and step.add is None
         given = partial(is_held, grants=(step.given,)) if step.given else None
         work = partial(self._write, key, step, given, reply=True)
         # A command that hands a lock over is sent once. After the first copy, the answer to the second would report a
@@ -90,6 +102,8 @@ class SimStore:
         return reply if reply.held else None
 
     def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        self.removals += len(keys) > 1
+
         def work(parsed: Parsed) -> Work:
             left = set()
             for key, grant in zip(keys, grants, strict=True):
@@ -115,6 +129,9 @@ class SimStore:
         return reply
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        self.removals += bool(step.remove)
+        self._servers.violations += useless_renewals(step, self.grants, self._kernel.time)
+
         def work(parsed: Parsed) -> Work:
             for key in keys:
                 yield from self._write(

@@ -405,6 +405,15 @@ def one_by_one_at_exit(have_tried: Whole, self: Background, tasks: Sequence[Task
                 task.attempt([task], left)
 
 
+@_instead_of(Renewals, "renew")
+def lost_renewed(
+    _: Whole, self: Renewals, grants: Sequence[Grant], limit: float = FOREVER, entered: float = FOREVER
+) -> None:
+    self._renew(grants, self._limit(grants), is_part=limit < FOREVER)
+    for grant in grants:
+        grant.lease.renewing = False
+
+
 @_defect
 def all_threads_for_one_key(patches: Patches) -> None:
     patches.set(lanes, "PER_KEY", 1_000)

@@ -1,10 +1,13 @@
-"""The invariants of every write to a lock's document, besides the promises that users can see."""
+"""The invariants of every write to a lock's document, and of the commands of a process, besides the promises that
+users can see.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 from django_mongolock.engine.rule.document import Step
+from django_mongolock.engine.session.grant import Grant, State
 from verify.faults.checker import Violation
 from verify.simulation.expressions import Document
 
@@ -65,3 +68,20 @@ def elections(before: Document, after: Document, step: Step) -> Iterator[str]:
         for e in before["waiters"]:
             if e["grant"] not in stay and not (step.trial and e["grant"] == step.ask):
                 yield f"{e['grant']} lost its place by an election"
+
+
+def useless_renewals(step: Step, grants: Mapping[str, Grant], now: float) -> Iterator[Violation]:
+    """Check that no renewal is sent for a grant that its session knows to be lost, or for a place known to be gone."""
+    for name in step.renew:
+        grant = grants.get(name)
+        if grant is None or grant.state is State.LOST or (grant.state is State.WAITING and grant.waiting.place_gone):
+            yield Violation("useless", now, f"a renewal was sent for {name}, whose end is known: {grant!r}")
+
+
+def amplified_end(grants: int, single: int, sent: int, now: float) -> Iterator[Violation]:
+    """Check that a process that ends sends at most a command for ten grants.
+
+    - single: number of grants whose removal needs a command of its own.
+    """
+    if sent > 5 + single + grants / 10:
+        yield Violation("amplified", now, f"the end of a process with {grants} grants sent {sent} commands")

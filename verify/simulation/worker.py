@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.options import LockOptions
+from django_mongolock.engine.session import bulk
 from django_mongolock.exceptions import LockError, LockLost
 from verify.simulation.client import SimStore
+from verify.simulation.invariants import amplified_end
 from verify.simulation.kernel import Process, Strand
 from verify.simulation.plans import MANY, SimPlan, many, usual
 from verify.simulation.strikes import LineStrike, Struck
@@ -56,6 +58,7 @@ class Worker:
         self.store = SimStore(world.kernel, world.servers, process)
         self.session = SimSession(self.store, world, process)
         self.session.pid = process.pid
+        self.store.grants = self.session.registry.grants
         self.strands: list[Strand] = []
         #: The requested keys of a process that is to end with many locks.
         self.bulk: list[str] = []
@@ -103,8 +106,14 @@ class Worker:
         def run() -> None:
             self.world.write("closed", self.process.pid)
             self.world.write("end", self.process.pid)
+            grants, calm, before = list(self.store.grants.values()), self.store.is_calm, self.store.removals
+            single = sum(grant.in_doubt or not (grant.token or grant.lease.until) for grant in grants)
             self.session.close()
             self.world.write("shut", self.process.pid)
+            sent, batches = self.store.removals - before, -(-len(grants) // bulk.BATCH)
+            if calm and self.store.is_calm and batches < 2:
+                ended = amplified_end(len(grants), single, sent, self.kernel.time)
+                self.world.servers.violations += ended
 
         self.strands.append(self.kernel.spawn(self.process, run, "closer"))
 

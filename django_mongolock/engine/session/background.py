@@ -100,7 +100,7 @@ class Background:
                 self._have_tried(batch, priority)
 
     def begin_to_finish(self, seconds: float) -> None:
-        """Try all tasks that were tried before, and give every task at most *seconds* from now on.
+        """Try all tasks without a first pause, and give every task at most *seconds* from now on.
 
         Each answer to a group, or to a part of one, puts the end off by as much, because a server that answers is worth
         waiting for.
@@ -108,7 +108,7 @@ class Background:
         now = self._heartbeat.now()
         self.end, self._patience, self._latest = now + seconds, seconds, now + LONGEST_EXIT
         for task in self.pending.copy():
-            if task.tries and task.due < FOREVER:
+            if (task.tries or not task.pauses[0]) and task.due < FOREVER:
                 task.due = now
         self.do_due(now, RELEASE)
 
@@ -132,8 +132,8 @@ class Background:
             left = set(tasks[0].attempt(tasks, min(limit, self._limit(len(tasks)))))
         except Exception as error:  # noqa: BLE001 - it is logged
             if not isinstance(error, LockError) and not tasks[0].tries:
-                log_exception("a task in the background failed", key=tasks[0].key)
-            log(DEBUG, "not done yet", key=tasks[0].key, grants=len(tasks), error=error)
+                log_exception("a task in the background failed", key=tasks[0].key or "")
+            log(DEBUG, "not done yet", key=tasks[0].key or "", grants=len(tasks), error=error)
             if self._store is not None and (parts := parts_of(tasks, self._store, primary)):
                 for part in parts:
                     self._have_tried(part, priority, SHORT_LIMIT)
@@ -166,5 +166,5 @@ class Background:
         if not may_pass:
             return ends or task.tries >= len(task.pauses)
         if is_late := self._heartbeat.now() >= task.give_up:
-            log(WARNING, "given up, the lease ends by itself", key=task.key, error=failure)
+            log(WARNING, "given up, the lease ends by itself", key=task.key or "", error=failure)
         return is_late

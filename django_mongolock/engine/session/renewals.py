@@ -104,8 +104,8 @@ class Renewals:
         - entered: time when a thread was asked for. If no thread came within the limit, nothing is sent, and the
           grants become due together with others.
         """
-        is_part, now = limit < FOREVER, self._session.now()
-        living = [grant for grant in grants if grant.state is State.WAITING or grant.held]
+        is_part, now, known = limit < FOREVER, self._session.now(), self._session.registry.grants
+        living = [grant for grant in grants if grant.id in known and (grant.state is State.WAITING or grant.held)]
         limit = min(limit, self._limit(living)) if living else 0.0
         parts: Sequence[Sequence[Grant]] = ()
         try:
