@@ -71,7 +71,7 @@ class OursAsync(Ours):
 class OursPolling(Ours):
     """The lock without the right to listen."""
 
-    waits = "polls, with backoff"
+    waits = "reads, one for all waiters"
 
     def open(self) -> None:
         super().open()
