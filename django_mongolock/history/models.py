@@ -15,7 +15,7 @@ from django_mongodb_backend.fields import ObjectIdAutoField
 from pymongo.collection import Collection
 
 from ..backends import mongo_store
-from ..engine.session.session import sent_apart
+from ..engine.session.session import off_main_thread
 from ..engine.store.errors import bounded
 from ..engine.store.mongo import MongoStore
 from ..exceptions import printable
@@ -69,7 +69,7 @@ def events_of(store: MongoStore) -> Collection[dict[str, Any]]:
     return store.collection.database.get_collection(name, codec_options=store.collection.codec_options)
 
 
-@sent_apart
+@off_main_thread
 def read_events(store: MongoStore, timeout: float, read: Callable[[Collection[dict[str, Any]]], T]) -> T:
     """Call *read* with the collection, within *timeout* seconds. Raises LockBackendFailed."""
     collection = events_of(store)

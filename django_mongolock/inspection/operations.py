@@ -19,7 +19,7 @@ from ..engine.rule.document import Step
 from ..engine.rule.expressions import IS_WHOLE
 from ..engine.rule.pipeline import pipeline
 from ..engine.rule.replies import Bell
-from ..engine.session.session import sent_apart
+from ..engine.session.session import off_main_thread
 from ..engine.store.election import CLOCK, CLUSTER_TIME
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
@@ -52,7 +52,7 @@ def clear_stale(
     return cleared, _apply(store, keys, choice, "$ne", timeout) if cleared < len(keys) else 0
 
 
-@sent_apart
+@off_main_thread
 def _apply(store: MongoStore, keys: Sequence[str], choice: Choice, clock: str, timeout: float) -> int:
     """Apply the rule to the stale locks among *keys* that this primary ("$eq") or another one ("$ne") wrote last."""
     mine = {"_id": {"$in": list(keys)}, "$expr": {clock: ["$clock", "$$c.clock"]}}
@@ -79,7 +79,7 @@ def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Do
     return [each for each in readable if type(each.get("grant")) is str and (grants is None or each["grant"] in grants)]
 
 
-@sent_apart
+@off_main_thread
 def force_release(
     store: MongoStore,
     key: str,
@@ -126,7 +126,7 @@ def _note(store: MongoStore, key: str, what: str, holder: Document, at: datetime
         store.history.note(key, what, holder, at=at, token=holder.get("token"), held_ms=held, **facts)
 
 
-@sent_apart
+@off_main_thread
 def ask_to_release(
     store: MongoStore,
     key: str,

@@ -12,7 +12,7 @@ from typing import Final
 
 from ..engine.rule.deadlock import EARLIEST_END, Cycle
 from ..engine.rule.expressions import IS_WHOLE
-from ..engine.session.session import sent_apart
+from ..engine.session.session import off_main_thread
 from ..engine.store.mongo import MongoStore
 from .kinds import EVERY_KEY, KeyMatch
 from .queries import QUEUE, WAS_RELEASED, find_deadlocks, first, projection, waiting
@@ -74,7 +74,7 @@ class Overview:
         return max((lock.longest_wait or 0.0 for lock in self.waited_for), default=0.0)
 
 
-@sent_apart
+@off_main_thread
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
     """Return the overview of the locks whose keys match. Raises LockBackendFailed."""
     with store.bounded(timeout):

@@ -18,7 +18,7 @@ from ..engine import clock
 from ..engine.rule.deadlock import EARLIEST_END, Cycle, cycles
 from ..engine.rule.document import DOCUMENT_FIELDS, weight
 from ..engine.rule.expressions import IS_WHOLE
-from ..engine.session.session import sent_apart
+from ..engine.session.session import off_main_thread
 from ..engine.store.errors import bare, is_out_of_reach, translate
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key
@@ -195,14 +195,14 @@ def snapshots(
         sent_bounded(store, timeout, cursor.close)
 
 
-@sent_apart
+@off_main_thread
 def sent_bounded(store: MongoStore, timeout: float, call: Callable[[], T]) -> T:
     """Make a *call* of the driver within *timeout* seconds. Raises LockBackendFailed."""
     with store.bounded(timeout):
         return call()
 
 
-@sent_apart
+@off_main_thread
 def count(store: MongoStore, query: Document, limit: int, timeout: float) -> int:
     """Count the locks that match *query*, up to *limit*. The count is an estimate if the query matches every lock.
 
@@ -214,7 +214,7 @@ def count(store: MongoStore, query: Document, limit: int, timeout: float) -> int
         return store.collection.count_documents(query, limit=limit)
 
 
-@sent_apart
+@off_main_thread
 def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:
     """Find deadlocks among the locks with waiters whose keys match, at most `MAX_LOCKS_FOR_DEADLOCKS`.
 
@@ -258,7 +258,7 @@ _ENTANGLED: Final[list[Document]] = [
 ]
 
 
-@sent_apart
+@off_main_thread
 def ping(store: MongoStore, timeout: float = 5.0) -> None:
     """Raise LockBackendFailed if the server does not answer within *timeout*. Raise it at once if no server can be
     reached.

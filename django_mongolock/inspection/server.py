@@ -22,7 +22,7 @@ from ..conf import NAME, error, get_settings, info, warning
 from ..engine import clock
 from ..engine.rule.document import Step
 from ..engine.rule.pipeline import pipeline
-from ..engine.session.session import sent_apart
+from ..engine.session.session import off_main_thread
 from ..engine.store import layout
 from ..engine.store.election import CLOCK, CLUSTER_TIME
 from ..engine.store.errors import is_direct, translate, whereabouts
@@ -94,7 +94,7 @@ def known_server(store: MongoStore, timeout: float) -> ServerFacts:
     return found
 
 
-@sent_apart
+@off_main_thread
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
     """Ask the server about itself. This changes nothing, and never raises."""
     try:

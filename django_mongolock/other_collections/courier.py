@@ -23,7 +23,7 @@ from pymongo.read_concern import ReadConcern
 
 from ..engine.protocol import actions
 from ..engine.session.lanes import REQUEST
-from ..engine.session.session import Apart, Session, apart
+from ..engine.session.session import OutsideSession, Session, outside_session
 from ..engine.store.errors import bounded
 from ..exceptions import LockBackendFailed, LockMisused
 from .field_paths import Document
@@ -96,11 +96,11 @@ class Courier:
         self,
         collection: Collection[Document],
         timeout: float,
-        sender: Session | Apart | None = None,
+        sender: Session | OutsideSession | None = None,
         rights: str = "find and update",
     ) -> None:
         self._collection = as_a_lock_must(collection)
-        self._sender = sender or apart.current()
+        self._sender = sender or outside_session.current()
         self._rights = rights
         self.timeout = timeout
         self._pid = os.getpid()
@@ -138,7 +138,7 @@ class Courier:
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
         self._refuse_child()  # the threads are the parent's
-        return self._sender.threads.apart(functools.partial(self.send, step), self.timeout, priority=REQUEST)
+        return self._sender.threads.off_main_thread(functools.partial(self.send, step), self.timeout, priority=REQUEST)
 
     async def _aperform(self, step: Command | Sleep) -> Any:
         if isinstance(step, Sleep):
@@ -151,6 +151,6 @@ class Courier:
 @atexit.register
 def _finish() -> None:
     """Let a process that is interrupted in the middle of a batch release its remaining documents."""
-    background = apart.current().background
+    background = outside_session.current().background
     background.begin_to_finish(AT_EXIT)
     background.finish()

@@ -24,7 +24,7 @@ from ..engine.rule.in_python import NOTHING, Moment, apply_rule, is_free, is_hel
 from ..engine.rule.replies import Bell, Found, Reply, read_found
 from ..engine.session.ending import Orphans
 from ..engine.session.grant import Grant
-from ..engine.session.heartbeat import Chore
+from ..engine.session.heartbeat import PeriodicTask
 from ..engine.session.notifications import Observer
 from ..engine.session.session import Session
 from ..engine.store.base import is_heard_here
@@ -134,26 +134,26 @@ class MemoryServer:
         return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
 
 
-class ClockChores:
+class ClockTasks:
     """The periodic tasks of a session, never run while another thread moves the clock.
 
     Otherwise a renewal that had begun would be late.
     """
 
-    def __init__(self, server: MemoryServer, chores: Sequence[Chore]) -> None:
+    def __init__(self, server: MemoryServer, tasks: Sequence[PeriodicTask]) -> None:
         self._server = server
-        self._chores = chores
+        self._tasks = tasks
 
     def next_due(self) -> float:
-        """See Chore."""
+        """See PeriodicTask."""
         with self._server.clock_mutex:
-            return min(chore.next_due() for chore in self._chores)
+            return min(task.next_due() for task in self._tasks)
 
     def do_due(self, now: float) -> None:
-        """See Chore."""
+        """See PeriodicTask."""
         with self._server.clock_mutex:
-            for chore in self._chores:
-                chore.do_due(now)
+            for task in self._tasks:
+                task.do_due(now)
 
 
 class MemoryStore:
@@ -267,8 +267,8 @@ class MemorySession(Session):
         self._server.sessions.append(self)
         self.played_by = played_by
         self.dropped = Dropped(self, self.ending)
-        chores = (self.dropped, self.renewals, self.cleanup, self.background)
-        self.heartbeat.serve([ClockChores(self._server, chores)], self.dropped.adopt)
+        tasks = (self.dropped, self.renewals, self.cleanup, self.background)
+        self.heartbeat.set_tasks([ClockTasks(self._server, tasks)], self.dropped.adopt)
 
     def close(self, timeout: float = 2.0) -> None:
         """See Session.close()."""

@@ -35,7 +35,7 @@ class World:
     def __init__(self) -> None:
         self.time, self.takes, self.answers = 100.0, True, True
         self.looks, self.calls = list[float](), list[tuple[Callable[[], object], int, str | None]]()
-        self.see_to, self.threads = self.looks.append, self
+        self.schedule, self.threads = self.looks.append, self
 
     def now(self) -> float:
         return self.time

@@ -145,7 +145,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
     store_of(here.session).apply("k", Step(ask=grant.id, add=grant.acquisition.entry, beat=1), 5)
     until = grant.lease.until
     grant.lease.renew_at = clock.now()
-    here.session.heartbeat.see_to(clock.now())
+    here.session.heartbeat.schedule(clock.now())
     assert eventually(lambda: grant.lease.until > until)
     ring(store_of(here.session), held_back[:1])
     time.sleep(0.2)
@@ -168,7 +168,7 @@ def test_a_bell_is_heard_that_was_rung_before_anybody_listened(here: Here, monke
     monkeypatch.setattr(MongoStore, "listen", listen_late)
 
     def listens_only(*_: object) -> float:
-        here.session.waits.listen()
+        here.session.waits.ensure_listening()
         return 60.0
 
     monkeypatch.setattr(here.session.waits, "_seconds", listens_only)  # nobody finds it by looking

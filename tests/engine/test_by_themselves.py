@@ -461,7 +461,7 @@ def test_indexes_are_looked_for_once_in_a_minute(monkeypatch: pytest.MonkeyPatch
     keeper = layout.IndexKeeper()
     for seconds in (59, 1, 0, 59, 1):
         now += seconds
-        keeper.see_to(collection)
+        keeper.look_after(collection)
     assert started == 2 * [
         {"target": layout._make_missing, "args": [collection], "name": "mongolock-indexes", "daemon": True}
     ]
@@ -525,7 +525,7 @@ def in_transaction(lock: Any, matches: bool = True) -> Any:
     """Return a transaction that has begun, with its calls named."""
     atomic: Any = Atomic(lock, MongoClient(connect=False))
     atomic._grants = lock.grants
-    atomic._registry = SimpleNamespace(see_to=lambda grant: lock.calls.append("see to"))
+    atomic._registry = SimpleNamespace(schedule=lambda grant: lock.calls.append("see to"))
     named = {name: (lambda name=name: name) for name in ("commit_transaction", "abort_transaction", "end_session")}
     atomic._client_session = SimpleNamespace(in_transaction=True, session_id="id", **named)
 
@@ -817,7 +817,7 @@ class Hearing:
         self.looks += 1
         return False
 
-    def hear(self, bell: object) -> None:
+    def on_bell(self, bell: object) -> None:
         self.slept.append(-1)
 
     def sleep(self, seconds: float) -> None:
@@ -865,7 +865,7 @@ def test_for_how_long_it_is_listened() -> None:
     listener: Any = Listener(session, session)
     session.waited = False
     assert not listener.listening
-    assert not listener.want()
+    assert not listener.keep_listening()
     assert listener._goes_on()
     assert listener._listen() == "it ended"
     assert listener.listening
@@ -877,4 +877,4 @@ def test_for_how_long_it_is_listened() -> None:
     assert listener._goes_on()
     listener.close()
     assert not listener._goes_on()
-    assert listener.want()
+    assert listener.keep_listening()

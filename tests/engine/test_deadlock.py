@@ -14,7 +14,7 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule.deadlock import cycle_of, cycles
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
-from django_mongolock.engine.session.ending import How
+from django_mongolock.engine.session.ending import EndReason
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
@@ -57,7 +57,7 @@ def ring(in_thread: InThread, makers: Sequence[LockMaker], entries: Entries) -> 
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("apart", [True, False], ids=["processes", "threads"])
+@pytest.mark.parametrize("off main thread", [True, False], ids=["processes", "threads"])
 def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(here: Here, count: int, apart: bool) -> None:
     """F45: A holds 1 and wants 2, and B holds 2 and wants 1, also over three sessions. The youngest waiter alone gets
     LockDeadlock with the cycle."""
@@ -161,7 +161,7 @@ def test_who_goes_on_is_in_no_cycle() -> None:
 @pytest.mark.long
 def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, hold_up: HoldUp) -> None:
     """F45, F100: A thread that lost its lock object, for example to a signal, and asks again waits for the release."""
-    gate = hold_up(here.session.ending, "end", lambda grant, how: how is How.ABANDONED)
+    gate = hold_up(here.session.ending, "end", lambda grant, how: how is EndReason.ABANDONED)
     here.lock(wait=0).acquire()  # and its object is gone
     timer = threading.Timer(0.8, gate.go.set)
     timer.start()

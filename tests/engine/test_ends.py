@@ -19,7 +19,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.session import worker_threads
 from django_mongolock.engine.session.background import SHORTEST_COMMAND
-from django_mongolock.engine.session.ending import How
+from django_mongolock.engine.session.ending import EndReason
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockNotAcquired
@@ -101,7 +101,7 @@ def test_what_another_thread_is_releasing_is_not_lost(memory: Memory, hold_up: H
     elif looks == "release":
         assert not lock.release()
     else:
-        memory.session.ending.end(grant, How.LOST, noticed=True)
+        memory.session.ending.end(grant, EndReason.LOST, noticed=True)
     gate.go.set()
     assert first.end() is True
     assert not eventually(lambda: lost, 0.1)
@@ -262,7 +262,7 @@ async def test_a_wrong_argument_releases_nothing(memory: Memory) -> None:
 def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """F169: A grant that ends before its report is reported as acquired and as lost, and then forgotten. The process
     was stopped for longer than the lease, or the session was closed."""
-    hold = memory.session.registry.note_held
+    hold = memory.session.registry.add_held
 
     def late(grant: Grant) -> None:
         if how == "close":
@@ -272,7 +272,7 @@ def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: py
             memory.session.heartbeat.do_due()
         hold(grant)
 
-    monkeypatch.setattr(memory.session.registry, "note_held", late)
+    monkeypatch.setattr(memory.session.registry, "add_held", late)
     with pytest.raises(LockLost):
         memory.lock().acquire()
     assert memory.events == [("acquired", "k"), ("lost", "k")]
@@ -351,7 +351,7 @@ def test_a_release_that_finds_its_session_has_released(
     assert gate.there.wait(TIMEOUT)
     end = memory.session.ending.end
 
-    def late(grant: Grant, how: How, **options: Any) -> None:
+    def late(grant: Grant, how: EndReason, **options: Any) -> None:
         gate.go.set()
         releasing.end()
         end(grant, how, **options)

@@ -159,7 +159,7 @@ def test_its_renewals_are_seen_to_afterwards(
         usual, seen_to = grant_of(lock).lease.renew_at, list[float]()
         with lock.atomic(mongo) as transaction:
             data.insert_one({"x": 1}, session=transaction)
-            monkeypatch.setattr(session.heartbeat, "see_to", seen_to.append)
+            monkeypatch.setattr(session.heartbeat, "schedule", seen_to.append)
         assert seen_to == [usual]
 
 

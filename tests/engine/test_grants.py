@@ -25,7 +25,7 @@ from django_mongolock.engine.protocol.actions import Answer, Apply, Pause, Relea
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.options import UNSET, LockOptions
 from django_mongolock.engine.rule.replies import Reply
-from django_mongolock.engine.session.ending import How, Leftover
+from django_mongolock.engine.session.ending import EndReason, Leftover
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockLost, LockMisused, LockNotAcquired
 from tests.engine.conftest import make_lock
@@ -194,7 +194,7 @@ def test_which_of_several_keys_are_given_back_by_one_command(memory: Memory) -> 
     assert command == ReleaseUncontended(("mine", "left"), (grants[0].id, grants[1].id), after=True)
     with pytest.raises(StopIteration):
         steps.send({"left"})
-    assert (ended, left) == ([("mine", How.RELEASED)], grants[1:])
+    assert (ended, left) == ([("mine", EndReason.RELEASED)], grants[1:])
     assert [grant.held for grant in grants[2:]] == [True, True]
     assert list(own(lock)._give_back(session, [])) == []
 

@@ -144,7 +144,7 @@ def test_who_waits_in_a_document_that_becomes_damaged(here: Here) -> None:
     waiting = here.waiter(here.lock("k", wait=10))
     assert eventually(lambda: len(here.entries()) == 2)
     here.collection.update_one({"_id": "k"}, {"$set": {"v": 99, "holders.0.until": datetime.now(UTC)}})
-    here.session.waits.look()
+    here.session.waits.wake_all()
     assert isinstance(waiting.end(3).error, LockDocumentDamaged)
 
 

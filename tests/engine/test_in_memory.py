@@ -237,7 +237,7 @@ def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: 
     dead = Step(ask="dead", add=entry("dead", "dead", LONG, {}), waited=60_000)
     session.store.apply("k", dead, TIMEOUT)
     if looks:
-        session.waits.look()
+        session.waits.wake_all()
         assert eventually(lambda: looked)
         session.store.apply("k", Step(remove=("dead",)), TIMEOUT)
     else:

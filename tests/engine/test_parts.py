@@ -5,10 +5,10 @@ import contextlib
 import logging
 import os
 import threading
-import time
 import weakref
 from datetime import UTC, datetime
 from queue import Empty
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -21,7 +21,7 @@ from django_mongolock.engine.rule.replies import Beat, Found
 from django_mongolock.engine.session import bulk, grant_registry
 from django_mongolock.engine.session import ending as ending_module
 from django_mongolock.engine.session.background import Background
-from django_mongolock.engine.session.ending import REMOVAL_PAUSES, Cleanup, Ending, How, Leftover, Orphans
+from django_mongolock.engine.session.ending import REMOVAL_PAUSES, Cleanup, Ending, EndReason, Leftover, Orphans
 from django_mongolock.engine.session.grant import NOT_FOUND, Grant, OwnerRef, OwnerToken, State
 from django_mongolock.engine.session.grant_registry import ForeignThread, GrantRegistry, LocalQueue, current_worker
 from django_mongolock.engine.session.heartbeat import Heartbeat
@@ -47,7 +47,7 @@ class Bare:
     def __init__(self) -> None:
         self.time, self.asked, self.takes = 100.0, 0, True
         self.looks, self.calls = list[float](), list[tuple[Any, int, str | None]]()
-        self.heartbeat = Mock(now=self.now, see_to=self.looks.append, threads=self)
+        self.heartbeat = Mock(now=self.now, schedule=self.looks.append, threads=self)
         self.threads = self
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(3, self.registry)
@@ -349,28 +349,39 @@ def test_what_a_renewal_says_of_a_waiter(
 @pytest.mark.parametrize(
     ("how", "state", "reason", "in_doubt", "known", "removed", "told"),
     [
-        *((How.LOST, State.RELEASED, "", True, True, False, ""), (How.LOST, State.LOST, "x", False, True, True, "end")),
         *(
-            (How.LOST, State.LOST, "x", False, False, False, "end"),
-            (How.LOST, State.LOST, "x", True, False, False, "end"),
-        ),
-        (How.LOST, State.LOST, NOT_FOUND, False, True, False, "end"),
-        *(
-            (How.LOST, State.LOST, NOT_FOUND, True, True, True, "end"),
-            (How.ABANDONED, None, "", False, True, True, "end"),
+            (EndReason.LOST, State.RELEASED, "", True, True, False, ""),
+            (EndReason.LOST, State.LOST, "x", False, True, True, "end"),
         ),
         *(
-            (How.ABANDONED, State.HELD, "", False, False, True, "end"),
-            (How.REFUSED, None, "", True, True, False, "refused"),
+            (EndReason.LOST, State.LOST, "x", False, False, False, "end"),
+            (EndReason.LOST, State.LOST, "x", True, False, False, "end"),
+        ),
+        (EndReason.LOST, State.LOST, NOT_FOUND, False, True, False, "end"),
+        *(
+            (EndReason.LOST, State.LOST, NOT_FOUND, True, True, True, "end"),
+            (EndReason.ABANDONED, None, "", False, True, True, "end"),
         ),
         *(
-            (How.RELEASED, State.RELEASED, "", True, True, False, "end"),
-            (How.REPLACED, State.RELEASED, "", True, True, False, "end"),
+            (EndReason.ABANDONED, State.HELD, "", False, False, True, "end"),
+            (EndReason.REFUSED, None, "", True, True, False, "refused"),
+        ),
+        *(
+            (EndReason.RELEASED, State.RELEASED, "", True, True, False, "end"),
+            (EndReason.REPLACED, State.RELEASED, "", True, True, False, "end"),
         ),
     ],
 )
 def test_what_each_end_of_a_grant_needs(
-    bare: Bare, *, how: How, state: State | None, reason: str, in_doubt: bool, known: bool, removed: bool, told: str
+    bare: Bare,
+    *,
+    how: EndReason,
+    state: State | None,
+    reason: str,
+    in_doubt: bool,
+    known: bool,
+    removed: bool,
+    told: str,
 ) -> None:
     """P6, P7: An ending grant is removed if its entry may be left, and its end is reported. If a grant was found lost
     and was released meanwhile, the releasing thread does both."""
@@ -399,14 +410,14 @@ def test_what_each_end_of_a_grant_needs(
 def test_a_forked_child_ends_nothing_of_its_parent(bare: Bare) -> None:
     """F29: A forked child only forgets the grant."""
     grant, bare.pid = bare.grant(until=130), -1
-    bare.ending.end(grant, How.ABANDONED)
+    bare.ending.end(grant, EndReason.ABANDONED)
     assert (bare.registry.grants, bare.left, bare.notifications.mock_calls) == ({}, [], [])
 
 
 def test_who_is_woken_by_an_end(bare: Bare) -> None:
     """P5: The first waiter of a line is woken when the grant of this process in that line ends, and not before."""
     held = bare.grant(name="held", until=130)
-    bare.registry.note_held(held)
+    bare.registry.add_held(held)
     first, second = bare.line("first", "second")
     assert bare.ending.forget(second)
     assert not is_woken(first)
@@ -504,7 +515,8 @@ def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
     bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, token: int
 ) -> None:
     """F226: A wrong password or an absent server leaves no lock, and nothing to warn of."""
-    monkeypatch.setattr(time, "sleep", lambda _: setattr(bare, "time", bare.time + 1))
+    sleep = SimpleNamespace(sleep=lambda _: setattr(bare, "time", bare.time + 1))
+    monkeypatch.setattr("django_mongolock.engine.session.background.time", sleep)
     grant = bare.grant(until=130)
     grant.token = token
     bare.cleanup.ensure_removed(grant)
@@ -648,7 +660,7 @@ def test_who_stands_in_a_line(bare: Bare) -> None:
     assert queue.turn(free) == ("now", None)
     queue.leave(third)
     assert (queue.waiting, queue.lines, is_woken(third)) == ({}, {}, False)
-    bare.registry.note_held(bare.grant(until=130))
+    bare.registry.add_held(bare.grant(until=130))
     waiter = bare.grant(name="waiter")
     assert (queue.join(waiter, trial=False), waiter.reporting.busy) == ("next", True)
     queue.wake_first(("free", "exclusive", 1, 1, None, 0))
@@ -721,7 +733,7 @@ def test_where_a_grant_is_found(bare: Bare) -> None:
     one, two = bare.grant(name="one", until=130), bare.grant(name="two", until=130)
     shared, registry = bare.grant("s", until=130, mode="shared", capacity=2), bare.registry
     for grant in (one, shared, two):
-        registry.note_held(grant)
+        registry.add_held(grant)
     assert (registry.by_line, registry.held_by("w"), registry.held_by("x")) == (
         {two.line: two},
         {"k": two, "s": shared},
@@ -791,9 +803,9 @@ def heartbeat(bare: Bare) -> Any:
     """Return a heartbeat without a thread and without due work."""
     made: Any = Heartbeat(Mock(), bare.now)
     made.inbox, made.started = Inbox(), []
-    made.serve([Mock(), Mock()], Mock())
-    for chore, due in zip(made._chores, (130, 120), strict=True):
-        chore.next_due.return_value = due
+    made.set_tasks([Mock(), Mock()], Mock())
+    for task, due in zip(made._tasks, (130, 120), strict=True):
+        task.next_due.return_value = due
     return made
 
 
@@ -810,9 +822,9 @@ def test_a_heartbeat_is_told_what_is_due(
     """P6, F108: The thread of a heartbeat is started if there is none, and woken if it would sleep longer. After
     closing, neither happens."""
     heartbeat.thread = None if alive is None else Mock(is_alive=lambda: alive)
-    heartbeat.threads.apart = lambda start, **_: heartbeat.started.append(start)
+    heartbeat.threads.off_main_thread = lambda start, **_: heartbeat.started.append(start)
     heartbeat.wakes_at, heartbeat._closed = 110, closed
-    heartbeat.see_to(due)
+    heartbeat.schedule(due)
     assert (heartbeat.started, heartbeat.inbox.items) == ([heartbeat.start] * started, [None] * woken)
 
 
@@ -875,12 +887,12 @@ def test_a_heartbeat_does_what_is_due(heartbeat: Any, monkeypatch: pytest.Monkey
         assert heartbeat.wakes_at == FOREVER
         return 130
 
-    monkeypatch.setattr(time, "sleep", pause)
+    monkeypatch.setattr("django_mongolock.engine.session.heartbeat.time", SimpleNamespace(sleep=pause))
     heartbeat._sleep, heartbeat.adopt.side_effect = sleep, [ResourceWarning, None, None, None]
-    heartbeat._chores[0].next_due, heartbeat._chores[1].do_due = look, work
+    heartbeat._tasks[0].next_due, heartbeat._tasks[1].do_due = look, work
     heartbeat._run()
     assert sleeps == [(120, 120)] * 4
-    assert heartbeat._chores[0].do_due.call_count == 2
+    assert heartbeat._tasks[0].do_due.call_count == 2
     assert heartbeat.adopt.mock_calls == [call("bad"), *[call("ref")] * 3]
     assert slept == [0.1] * 2
     assert heartbeat.inbox.items == [None] * 3  # after each failure, and by the end

@@ -187,13 +187,13 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
     lock: LockMaker, session: Session, other: LockMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1, F161: Closing removes a requested grant. An answer that grants it later does not make it held."""
-    acquired = session.note_granted
+    acquired = session.register_grant
 
     def late(grant: Grant, granted: Granted) -> None:
         session.close()
         acquired(grant, granted)
 
-    monkeypatch.setattr(session, "note_granted", late)
+    monkeypatch.setattr(session, "register_grant", late)
     mine = lock()
     with pytest.raises(LockMisused, match="the session was closed while a waiter was in it"):
         mine.acquire()

@@ -44,7 +44,7 @@ from django_mongolock.engine.session.commands import (
     _priority,
     _question,
 )
-from django_mongolock.engine.session.ending import How
+from django_mongolock.engine.session.ending import EndReason
 from django_mongolock.engine.session.grant import CLOSED, Grant, State, User
 from django_mongolock.engine.session.lanes import RELEASE, REQUEST, SLOW, Lanes
 from django_mongolock.engine.session.notifications import Notifications
@@ -679,11 +679,11 @@ class Parts:
     def now(self) -> float:
         return self.time
 
-    def see_to(self, due: float) -> None:
+    def schedule(self, due: float) -> None:
         self.events.append(("see to", due))
 
-    def apart(self, one: Callable[[], object], *, priority: int) -> None:
-        self.events.append(("apart", one.__name__, priority))
+    def off_main_thread(self, one: Callable[[], object], *, priority: int) -> None:
+        self.events.append(("off main thread", one.__name__, priority))
 
     def report_contended(self, one: Grant) -> None:
         self.events.append(("contended", one.id))
@@ -728,7 +728,7 @@ def test_how_long_a_pause_is(
     assert each._seconds(Pause("g", timer), one) == timer
     assert each._session.events == []
     assert each._seconds(Pause("g", timer, in_queue=True), one) == seconds
-    assert each._session.events == [("apart", "start", REQUEST)]
+    assert each._session.events == [("off main thread", "start", REQUEST)]
     one.waiting.cancelled = True
     assert each._seconds(Pause("g", timer, in_queue=True), one) == 0.0
 
@@ -748,22 +748,22 @@ def test_a_bell_that_requests_a_release() -> None:
     one = held()
     each = waits(one)
     one.lease.renew_at = NOW + 40
-    each.hear(Bell("s", "another"))
+    each.on_bell(Bell("s", "another"))
     assert (one.lease.renew_at, each._session.events) == (NOW + 40, [])
-    each.hear(Bell("s", "g"))
+    each.on_bell(Bell("s", "g"))
     assert (one.lease.once_more, one.lease.renew_at, each._session.events) == (True, NOW, [("see to", NOW)])
-    assert each._session.hearers == {"s": each.hear}
+    assert each._session.hearers == {"s": each.on_bell}
 
 
 def test_a_bell_that_tells_of_a_grant() -> None:
     """P8, F28: A bell wakes only the waiter of its grant. A late bell of an earlier grant is no news."""
     one = grant()
     each = waits(one)
-    each.hear(Bell("s", "another", News(5, datetime.now(UTC))))
+    each.on_bell(Bell("s", "another", News(5, datetime.now(UTC))))
     assert (one.waiting.news, one.waiting._woken) == (None, False)
     first, earlier, later = (News(token, datetime.now(UTC)) for token in (5, 4, 7))
     for news, newest in ((first, first), (earlier, first), (later, later)):
-        each.hear(Bell("s", "g", news))
+        each.on_bell(Bell("s", "g", news))
         assert (one.waiting.news, one.waiting._woken) == (newest, True)
 
 
@@ -803,7 +803,7 @@ async def test_what_a_pause_does(awaited: bool, monkeypatch: pytest.MonkeyPatch)
     each._session.turn = lambda _: ("behind", first)
     assert (each.result(one).holder, each.result(one).turn) == ("ben", "behind")
     one.waiting._woken = False
-    each.look()
+    each.wake_all()
     assert one.waiting._woken
     each.close()
     assert each.listener._closed
@@ -833,7 +833,7 @@ def test_a_listener_has_one_thread(
             started.append(self)
 
     monkeypatch.setattr("django_mongolock.engine.session.waits.threading.Thread", Thread)
-    assert listener.want() == there
+    assert listener.keep_listening() == there
     assert listener._lingers_until > NOW
     listener.start()
     assert len(started) == starts
@@ -848,7 +848,7 @@ def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, capl
     listener = Listener(session, session)
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     for _ in range(2):
-        assert not listener.want()
+        assert not listener.keep_listening()
         listener.start()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -857,7 +857,7 @@ def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
     """P8: A listener passes on bells while a caller waits, and none afterwards. Signs of life of the server are not
     passed on."""
     session, heard = Parts(), list[object]()
-    other: Any = SimpleNamespace(hear=heard.append, is_waited=lambda: not heard)
+    other: Any = SimpleNamespace(on_bell=heard.append, is_waited=lambda: not heard)
     session.listen = lambda name: (each for each in (name, None, "late"))  # type: ignore[attr-defined]
     listener: Any = Listener(session, other)  # type: ignore[arg-type]
     assert listener._listen() == "it ended"
@@ -892,7 +892,7 @@ def test_a_listener_that_is_closed_tries_no_more(monkeypatch: pytest.MonkeyPatch
         session.time += 1
         listener._closed = len(slept) == 5
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr("django_mongolock.engine.session.waits.time", SimpleNamespace(sleep=sleep))
     listener._give_way(3)
     assert len(slept) == 3
     assert listener._looked_at == session.time - 1
@@ -1194,14 +1194,14 @@ def test_a_grant_that_is_held_from_now_on(
     """P6, P7: A new grant makes the heartbeat due in time, listens for bells if a release request is to be reported,
     and ends the wait."""
     session, told, lock = memory.session, list[Any](), Owner()
-    monkeypatch.setattr(session.heartbeat, "see_to", told.append)
-    monkeypatch.setattr(session.waits, "listen", lambda: told.append("listen"))
+    monkeypatch.setattr(session.heartbeat, "schedule", told.append)
+    monkeypatch.setattr(session.waits, "ensure_listening", lambda: told.append("listen"))
     one = held_by_nobody(memory)
     one.users = (User(weakref.ref(lock), {"on_release_requested" if asks else "on_lost": print}),)
     session.registry.add(one)
     due = NOW + LONG.lease / 3
     one.lease.renew_at = due + seen_to
-    session.note_granted(one, Granted(7, datetime.now(UTC), NOW + LONG.lease, NOW))
+    session.register_grant(one, Granted(7, datetime.now(UTC), NOW + LONG.lease, NOW))
     assert told == [due] * sees + ["listen"] * asks
     assert session.registry.by_line == {one.line: one}
     assert (session.queue.waiting, memory.events) == ({}, [("acquired", "k")])
@@ -1228,11 +1228,11 @@ def test_how_much_a_session_knows() -> None:
 def test_a_grant_that_has_ended_before_it_is_noted(memory: Memory) -> None:
     """F169: The grant is forgotten, and its end is reported after its beginning."""
     one = held_by_nobody(memory)
-    memory.session.note_granted(one, Granted(7, datetime.now(UTC), NOW + 6_000, NOW))
+    memory.session.register_grant(one, Granted(7, datetime.now(UTC), NOW + 6_000, NOW))
     assert (memory.session.known, memory.session.registry._by_worker) == (0, {})
     assert memory.events == [("acquired", "k"), ("released", "k")]
     with pytest.raises(LockMisused, match="closed"):
-        memory.session.note_granted(one, Granted(7, datetime.now(UTC), NOW + 6_000, NOW))
+        memory.session.register_grant(one, Granted(7, datetime.now(UTC), NOW + 6_000, NOW))
 
 
 def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1240,7 +1240,12 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
     released. If it was held, its minimum hold lasts. A second end does nothing."""
     session, done = MemorySession(MemoryStore(MemoryServer(), Limits())), list[Any]()
     for part, name in (
-        *((session.waits, "close"), (session.waits, "look"), (session.heartbeat, "close"), (session.heartbeat, "wake")),
+        *(
+            (session.waits, "close"),
+            (session.waits, "wake_all"),
+            (session.heartbeat, "close"),
+            (session.heartbeat, "wake"),
+        ),
         *((session.cleanup, "repeat_releases"), (session.cleanup, "ensure_removed"), (session.cleanup, "finish")),
         (session.background, "begin_to_finish"),
         *((session.commands, "close"), (session.ending, "end")),
@@ -1250,7 +1255,7 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(part, name, lambda *given, label=label, **how: done.append((label, *given, *how.values())))
     monkeypatch.setattr(session, "now", lambda: NOW)
     session.wake()
-    assert done == [("Heartbeat.wake",), ("Waits.look",)]
+    assert done == [("Heartbeat.wake",), ("Waits.wake_all",)]
     done.clear()
     grants: dict[str, Grant] = {}
     for name, terms in (
@@ -1271,8 +1276,8 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
         *(("Waits.close",), ("Heartbeat.close",), ("Cleanup.repeat_releases",), ("Commands.close", 3.0)),
         *(("Cleanup.ensure_removed", one, name != "waits", True) for name, one in grants.items()),
         *(("Background.begin_to_finish", 3.0), ("Cleanup.finish",)),
-        *(("Ending.end", one, How.RELEASED) for one in grants.values()),
-        ("Waits.look",),
+        *(("Ending.end", one, EndReason.RELEASED) for one in grants.values()),
+        ("Waits.wake_all",),
         *(("WorkerThreads.close",), ("Notifications.close",), ("MemoryStore.close",)),
     ]
     assert {name: (one.state, one.reason) for name, one in grants.items()} == {

@@ -271,7 +271,7 @@ def test_every_line_of_a_hand_over(here: Here, options: dict[str, Any], step: in
 def test_a_hand_over_whose_giver_was_struck(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F65, F101: A struck giver's command takes effect after the waiter was woken and has looked. Nothing passes the
     answer on, and the waiter looks again."""
-    here.session.waits.listen()
+    here.session.waits.ensure_listening()
     assert eventually(lambda: here.session.waits.listener.listening)
     mine = make_lock(here.session, terms=CALM).acquire()
     waiter = here.waiter(make_lock(here.session, terms=CALM, wait=60))

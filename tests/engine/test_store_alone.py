@@ -167,7 +167,7 @@ def test_a_new_document_has_the_indexes_looked_at(store: MongoStore, last: objec
     """F144: The indexes are checked for a new document, because the collection may be new as well."""
     answers(store, {"value": None} if last is None else {**THERE, "lastErrorObject": last})
     store.apply("k", ADD, 5)
-    assert store.indexes.see_to.called == is_new  # type: ignore[attr-defined]
+    assert store.indexes.look_after.called == is_new  # type: ignore[attr-defined]
 
 
 def test_what_the_majority_has_not_confirmed_is_an_error(store: MongoStore) -> None:

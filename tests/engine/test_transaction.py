@@ -35,7 +35,7 @@ def kept_at(*kinds: str) -> Any:
     lock.grants = (one, SimpleNamespace(**{**vars(one), "key": "l", "token": 8, "id": "h"}))
     lock._acquired = lambda: lock.grants
     lock._session = lambda: SimpleNamespace(
-        store=store if kinds else None, registry=SimpleNamespace(see_to=print), commands=SimpleNamespace(timeout=5.0)
+        store=store if kinds else None, registry=SimpleNamespace(schedule=print), commands=SimpleNamespace(timeout=5.0)
     )
     return lock
 

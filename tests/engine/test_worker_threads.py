@@ -303,11 +303,11 @@ def test_a_call_apart_from_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> N
     def look(left: float) -> tuple[float, str, object]:
         return round(left), colour.get(), threading.current_thread()
 
-    left, seen, thread = threads.apart(look, 3.0, priority=0)
+    left, seen, thread = threads.off_main_thread(look, 3.0, priority=0)
     assert (left, seen) == (3, "red")
     assert thread is not threading.main_thread()
     monkeypatch.setattr(threading, "main_thread", lambda: None)
-    assert threads.apart(look, 3.0, priority=0) == (3, "red", threading.current_thread())
+    assert threads.off_main_thread(look, 3.0, priority=0) == (3, "red", threading.current_thread())
     threads.close()
 
 

@@ -25,7 +25,7 @@ from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import lanes
 from django_mongolock.engine.session.background import Background, Task
 from django_mongolock.engine.session.commands import Commands
-from django_mongolock.engine.session.ending import Cleanup, Ending, How
+from django_mongolock.engine.session.ending import Cleanup, Ending, EndReason
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.grant_registry import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
@@ -348,11 +348,11 @@ def no_fork_guard(patches: Patches) -> None:
 
 
 @_instead_of(Ending, "end")
-def lost_not_removed(end: Whole, self: Ending, grant: Grant, how: How, **options: Any) -> None:
+def lost_not_removed(end: Whole, self: Ending, grant: Grant, how: EndReason, **options: Any) -> None:
     background = self._session.background
     pending = dict(background.pending)
     end(self, grant, how, **options)
-    if how is How.LOST:
+    if how is EndReason.LOST:
         background.pending = pending
 
 
@@ -477,8 +477,8 @@ def unknown_outcome_forgotten(patches: Patches) -> None:
 
 
 @_instead_of(Ending, "end")
-def taken_and_forgotten(end: Whole, self: Ending, grant: Grant, how: How, **options: Any) -> None:
-    grant.outcome_unknown &= how is not How.LOST
+def taken_and_forgotten(end: Whole, self: Ending, grant: Grant, how: EndReason, **options: Any) -> None:
+    grant.outcome_unknown &= how is not EndReason.LOST
     end(self, grant, how, **options)
 
 
@@ -520,8 +520,8 @@ def without_limit(patches: Patches) -> None:
 
 
 @_instead_of(Ending, "end")
-def loss_untold(end: Whole, self: Ending, grant: Grant, how: How, **options: Any) -> None:
-    self.forget(grant) if how is How.LOST else end(self, grant, how, **options)
+def loss_untold(end: Whole, self: Ending, grant: Grant, how: EndReason, **options: Any) -> None:
+    self.forget(grant) if how is EndReason.LOST else end(self, grant, how, **options)
 
 
 @_instead_of(Cleanup, "repeat_releases")

@@ -243,7 +243,7 @@ def _other_runs(key: str, using: str | None) -> tuple[dict[str, float], set[str]
         with store.bounded(left):
             return store.latest.find_one({"_id": {"$eq": key}}, {"tombstones": 1, "now": "$$NOW", **entries})
 
-    document = session.threads.apart(find, get_settings().COMMAND_TIMEOUT, priority=REQUEST) or {}
+    document = session.threads.off_main_thread(find, get_settings().COMMAND_TIMEOUT, priority=REQUEST) or {}
     own, owner, now = task_run(current_task.request)["run"], task_owner(), document.get("now", datetime.now(UTC))
     at_work = dict[str, float]()
     for entry in document.get("holders") or ():

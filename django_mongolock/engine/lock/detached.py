@@ -25,7 +25,7 @@ from ..protocol.procedures import TOMBSTONE_TTL
 from ..protocol.processes import NO_PROCESS, fate
 from ..rule.document import Step, Terms, entry, milliseconds
 from ..rule.replies import Reply
-from ..session.ending import How
+from ..session.ending import EndReason
 from ..session.grant import Grant
 from ..session.lanes import REQUEST
 from ..session.session import Session
@@ -140,7 +140,7 @@ class Parked(Detached):
             if isinstance(action, Read)
             else functools.partial(session.store.apply, self._stored, action.step)
         )
-        return Answer(session.threads.apart(call, self.timeout, priority=REQUEST), 0.0, 0.0)
+        return Answer(session.threads.off_main_thread(call, self.timeout, priority=REQUEST), 0.0, 0.0)
 
 
 def leave_tombstone(session: Session, key: str, name: str) -> None:
@@ -219,11 +219,11 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
     try:
         parked = park(session, grant.key, terms, facts, former=grant)
         if isinstance(parked, Parked):
-            session.ending.end(grant, How.REPLACED)
+            session.ending.end(grant, EndReason.REPLACED)
         else:
             session.ending.not_found(grant, by_release=True)
     except BaseException:
-        session.ending.end(grant, How.ABANDONED, stays=True)
+        session.ending.end(grant, EndReason.ABANDONED, stays=True)
         raise
     finally:
         own.clear(grants)

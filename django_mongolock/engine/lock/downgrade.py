@@ -8,7 +8,7 @@ from ...exceptions import LockLost, LockMisused
 from ..protocol import procedures
 from ..protocol.actions import Protocol
 from ..rule.document import UNLIMITED
-from ..session.ending import How
+from ..session.ending import EndReason
 from ..session.grant import Grant
 from ..session.session import Session
 from .grants import LockGrants
@@ -60,12 +60,12 @@ def _replace(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> 
         given_up, own.grants = own.grants, ()  # of all keys, because a lock that is held in part is of no use
         own.give_up(session, reader, error)
         for each in {grant, *given_up}:
-            session.ending.end(each, How.ABANDONED)
+            session.ending.end(each, EndReason.ABANDONED)
         raise
     if granted is None:
         own.give_up(session, reader, LockLost(grant.key, grant.token, grant.reason))
-        session.ending.end(grant, How.LOST)
+        session.ending.end(grant, EndReason.LOST)
         return False
-    session.note_granted(reader, granted)
-    session.ending.end(grant, How.REPLACED)
+    session.register_grant(reader, granted)
+    session.ending.end(grant, EndReason.REPLACED)
     return True

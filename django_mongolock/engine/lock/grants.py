@@ -18,7 +18,7 @@ from ..protocol.actions import FOREVER, Acquisition, Apply, Protocol, ReleaseUnc
 from ..rule.document import Step, Terms, milliseconds
 from ..rule.options import LockOptions, Seconds, check_seconds
 from ..session import flow
-from ..session.ending import How
+from ..session.ending import EndReason
 from ..session.grant import Grant, OwnerToken, User
 from ..session.grant_registry import current_worker
 from ..session.session import Session
@@ -117,7 +117,7 @@ class LockGrants:
             left = yield ReleaseUncontended(keys, ids, after=True)
             for grant in alone:
                 if grant.key not in left:
-                    session.ending.end(grant, How.RELEASED)
+                    session.ending.end(grant, EndReason.RELEASED)
                     grants.remove(grant)
 
     def _begin(self) -> None:
@@ -159,7 +159,7 @@ class LockGrants:
             granted = yield from procedures.acquire(
                 grant.acquisition, deadline, now, since=began, trial=trial, answer=answer
             )
-            session.note_granted(grant, granted)
+            session.register_grant(grant, granted)
         except BaseException as error:
             self.give_up(session, grant, error)
             raise
@@ -233,8 +233,8 @@ class LockGrants:
         # The order matters, because `finish_handover` writes the other fields before it says that the hand-over is
         # over. Unless the grant was refused, the last command may have taken effect, or still may.
         if grant.in_doubt or waiting.answer is not None or (waiting.sent and not refused):
-            session.ending.end(grant, How.ABANDONED)
-        session.ending.end(grant, How.REFUSED, reason=reason)
+            session.ending.end(grant, EndReason.ABANDONED)
+        session.ending.end(grant, EndReason.REFUSED, reason=reason)
 
     # Release
 
@@ -275,7 +275,7 @@ class LockGrants:
         if (was_held := grant.drop_user(self._lock)) is None:
             return grant.held
         if not was_held:
-            session.ending.end(grant, How.LOST)
+            session.ending.end(grant, EndReason.LOST)
             return False
         grant.releaser = releaser
         stays = grant.terms.min_hold > 0 and not early
@@ -292,13 +292,13 @@ class LockGrants:
             )
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
-            session.ending.end(grant, How.ABANDONED, stays=stays)
+            session.ending.end(grant, EndReason.ABANDONED, stays=stays)
             return None
         finally:
             if next_waiter is not None:
                 session.queue.finish_handover(next_waiter, answer)
         if was_there:
-            session.ending.end(grant, How.RELEASED)
+            session.ending.end(grant, EndReason.RELEASED)
         else:
             was_there = not session.ending.not_found(grant, by_release=True)
         return was_there
@@ -319,7 +319,7 @@ class LockGrants:
         """Remove grants in the background. A second call for the same grants is safe. See `abandon` for *stays*."""
         for grant in grants:
             if grant.drop_user(self._lock) is not None:
-                session.ending.end(grant, How.ABANDONED, stays=stays)
+                session.ending.end(grant, EndReason.ABANDONED, stays=stays)
 
     # Extend
 

@@ -170,7 +170,7 @@ class Atomic(Generic[S_co]):
     def _resume_renewals(self) -> None:
         for grant in self._grants:
             grant.resume_renewals()
-            self._registry.see_to(grant)
+            self._registry.schedule(grant)
 
     def _match(self) -> Calls[bool]:
         """Write to the document of every key. Return whether all were there, and held by our grants."""

@@ -70,7 +70,7 @@ class Background:
     def add(self, task: Task) -> None:
         """Have *task* done. The caller may be handling a signal."""
         self.pending[task] = None
-        self._heartbeat.see_to(task.due)
+        self._heartbeat.schedule(task.due)
 
     def repeat(self, call: Callable[[], object], pauses: Sequence[float], within: float = GIVE_UP_AFTER) -> None:
         """Make *call* after each of the *pauses* until it returns a true value.
@@ -149,7 +149,7 @@ class Background:
             else:
                 pause = task.pauses[min(task.tries, len(task.pauses) - 1)] if self.end == FOREVER else AT_EXIT_PAUSE
                 task.due = self._heartbeat.now() + pause
-        self._heartbeat.see_to(min(task.due for task in tasks))
+        self._heartbeat.schedule(min(task.due for task in tasks))
 
     def _limit(self, tasks: int) -> float:
         """Return the seconds for one command.

@@ -168,7 +168,7 @@ class Commands:
                 self._free_keys.released(key)
                 made = UnconfirmedRelease(key, grant_id, self._session.store.sent_to(), self._session.now())
                 if self.releases.made(made):
-                    self._session.heartbeat.see_to(self.releases.look_at)
+                    self._session.heartbeat.schedule(self.releases.look_at)
         return left
 
     def _apply(self, key: str, step: Step, timeout: float, known: Answer | None) -> Answer:
@@ -259,7 +259,7 @@ class Commands:
         elif was_gone:
             grant.lease.renew_at = answer.now  # an earlier command has queued it again, for an unknown time
         if was_gone:
-            self._session.registry.see_to(grant)
+            self._session.registry.schedule(grant)
         return answer
 
 

@@ -42,7 +42,7 @@ from .grant_registry import ForeignThread
 REMOVAL_PAUSES: Final = (0.0, 1.0)
 
 
-class How(Enum):
+class EndReason(Enum):
     """The reason for the end of a grant: see the table of this module."""
 
     REFUSED = "refused"
@@ -117,7 +117,7 @@ class Cleanup:
         return self._commands.releases.look_at
 
     def do_due(self, now: float) -> None:
-        """See `Chore`."""
+        """See `PeriodicTask`."""
         if self._commands.releases.look_at <= now:
             self.repeat_releases()
 
@@ -170,25 +170,28 @@ class Ending:
         self._session = session
         self._cleanup = cleanup
 
-    def end(self, grant: Grant, how: How, *, stays: bool = False, noticed: bool = False, reason: str = "") -> None:
+    def end(
+        self, grant: Grant, how: EndReason, *, stays: bool = False, noticed: bool = False, reason: str = ""
+    ) -> None:
         """End *grant*. Stop its renewals, remove what may remain of it, and report the end once.
 
         - stays: whether an abandoned grant was held and its minimum hold has to last.
         - noticed: whether the session has noticed the end, rather than the caller.
         - reason: why a refused grant is no longer asked for.
         """
-        if how is How.LOST and grant.state is not State.LOST:
+        if how is EndReason.LOST and grant.state is not State.LOST:
             return  # another thread has just released the grant, and ends it
-        if how is How.ABANDONED:
+        if how is EndReason.ABANDONED:
             grant.mark_released()
         was_known = self.forget(grant)
         # Only a copy of its command can remain of a grant that was taken away. The copy must not bring the grant back.
-        if how is How.ABANDONED or (how is How.LOST and was_known and (grant.reason != NOT_FOUND or grant.in_doubt)):
+        may_remain = was_known and (grant.reason != NOT_FOUND or grant.in_doubt)
+        if how is EndReason.ABANDONED or (how is EndReason.LOST and may_remain):
             if self._session.pid != os.getpid():
                 return
             self._cleanup.ensure_removed(grant, stays=stays)
         grant.owner_ref = None
-        if how is How.REFUSED:
+        if how is EndReason.REFUSED:
             self._session.notifications.report_not_acquired(grant, reason, self._session.now() - grant.waiting.began)
         else:
             self._session.notifications.report_end(grant, noticed=noticed)
@@ -207,7 +210,7 @@ class Ending:
         - by_release: whether the command was the release of the grant. If so, the grant is not held any more.
         """
         if is_news := grant.mark_lost(NOT_FOUND, by_release=by_release):
-            self.end(grant, How.LOST, noticed=noticed)
+            self.end(grant, EndReason.LOST, noticed=noticed)
         return is_news
 
 
@@ -229,7 +232,7 @@ class Orphans:
             self._clean_up(grant)
 
     def next_due(self) -> float:
-        """See Chore. Orphans have no time of their own. The session looks for them whenever another task is due."""
+        """See PeriodicTask. Orphans have no time of their own, and are looked for whenever another task is due."""
         return float("inf")
 
     def do_due(self, now: float) -> None:
@@ -242,7 +245,7 @@ class Orphans:
         for grant in list(self._session.queue.waiting.values()):
             if _has_ended(grant.worker):
                 self._session.queue.leave(grant)
-                self._ending.end(grant, How.ABANDONED)
+                self._ending.end(grant, EndReason.ABANDONED)
 
     def _clean_up(self, grant: Grant) -> None:
         """Do the clean-up in which a signal interrupted the caller."""
@@ -253,7 +256,7 @@ class Orphans:
         if was_held:
             self._release(grant, "its lock object is gone")
         else:
-            self._ending.end(grant, How.ABANDONED, stays=grant.state is State.RELEASED, noticed=True)
+            self._ending.end(grant, EndReason.ABANDONED, stays=grant.state is State.RELEASED, noticed=True)
         # The caller may have left the line without waking the next.
         self._session.queue.wake_first(grant.line)
         if was_held:
@@ -262,7 +265,7 @@ class Orphans:
 
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
-        self._ending.end(grant, How.ABANDONED, stays=True, noticed=True)
+        self._ending.end(grant, EndReason.ABANDONED, stays=True, noticed=True)
 
 
 def _has_ended(worker: object) -> bool:

@@ -51,13 +51,13 @@ class GrantRegistry:
     def expect(self, grant: Grant) -> None:
         """Add *grant*, and schedule its renewals."""
         self.add(grant)
-        self.see_to(grant)
+        self.schedule(grant)
 
-    def see_to(self, grant: Grant) -> None:
+    def schedule(self, grant: Grant) -> None:
         """Schedule the renewals of *grant*."""
-        self._heartbeat.see_to(grant.lease.renew_at)
+        self._heartbeat.schedule(grant.lease.renew_at)
 
-    def note_held(self, grant: Grant) -> None:
+    def add_held(self, grant: Grant) -> None:
         """Record that its worker holds *grant*."""
         with self._mutex:
             self._by_worker.setdefault(grant.worker, {})[grant.key] = grant
@@ -221,7 +221,7 @@ class LocalQueue:
             next_waiter.waiting.handover_reserved = True
             # Add the waiter under the mutex, because its caller removes it only after it has left the line.
             self.registry.add(next_waiter)
-        self.registry.see_to(next_waiter)
+        self.registry.schedule(next_waiter)
         return next_waiter
 
     def _is_served(self, waiter: Grant) -> bool:

@@ -17,7 +17,7 @@ from .lanes import RENEWAL
 from .worker_threads import WorkerThreads
 
 
-class Chore(Protocol):
+class PeriodicTask(Protocol):
     """A periodic task. Times are by the session's clock."""
 
     def next_due(self) -> float:
@@ -36,7 +36,7 @@ class Heartbeat:
     def __init__(self, threads: WorkerThreads, now: Callable[[], float]) -> None:
         self.now = now
         self.threads = threads
-        self._chores: Sequence[Chore] = ()
+        self._tasks: Sequence[PeriodicTask] = ()
         self.adopt: Callable[[OwnerRef], None]
         #: The time until which the thread sleeps, 0 while it is awake.
         self.wakes_at = FOREVER
@@ -51,16 +51,18 @@ class Heartbeat:
         self._failure = ""
         self._closed = False
 
-    def serve(self, chores: Sequence[Chore], adopt: Callable[[OwnerRef], None]) -> None:
-        """Run *chores* in this order, and call *adopt* with each reference whose owner is gone."""
-        self._chores, self.adopt = chores, adopt
+    def set_tasks(self, tasks: Sequence[PeriodicTask], adopt: Callable[[OwnerRef], None]) -> None:
+        """Run *tasks* in this order, and call *adopt* with each reference whose owner is gone."""
+        self._tasks, self.adopt = tasks, adopt
 
-    def see_to(self, due: float) -> None:
+    def schedule(self, due: float) -> None:
         """Ensure that the thread runs and wakes at *due*. After close(), do nothing."""
         if self._closed:
             return
         if self.thread is None or not self.thread.is_alive():
-            self.threads.apart(self.start, priority=RENEWAL)  # a signal must not strike while a `Thread` is started
+            self.threads.off_main_thread(
+                self.start, priority=RENEWAL
+            )  # a signal must not strike while a `Thread` is started
         if due < self.wakes_at:
             self.inbox.put(None)
 
@@ -75,13 +77,13 @@ class Heartbeat:
 
     def next_due(self) -> float:
         """Return the time of the next task, if nothing comes up before."""
-        return min(chore.next_due() for chore in self._chores)
+        return min(task.next_due() for task in self._tasks)
 
     def do_due(self) -> None:
         """Run the tasks that are due."""
         now = self.now()
-        for chore in self._chores:
-            chore.do_due(now)
+        for task in self._tasks:
+            task.do_due(now)
 
     def start(self, _left: float = FOREVER) -> None:
         """Start the thread, unless it runs."""

@@ -14,7 +14,7 @@ from ..rule.replies import Found
 from .bulk import SHORT_LIMIT, batches, parts_of
 from .commands import Commands
 from .core import SessionCore
-from .ending import Ending, How
+from .ending import Ending, EndReason
 from .grant import Grant, State
 from .lanes import RENEWAL, REQUEST
 
@@ -50,7 +50,7 @@ class Renewals:
         grants = list(self._session.registry.grants.values())
         for grant in grants:
             if grant.lost:
-                self._ending.end(grant, How.LOST, noticed=True)
+                self._ending.end(grant, EndReason.LOST, noticed=True)
         for state in (State.HELD, State.WAITING):
             due = [grant for grant in grants if grant.state is state and grant.renewable]
             stuck = [grant for grant in due if grant.lease.stuck and grant.lease.renew_at <= now]
@@ -117,7 +117,7 @@ class Renewals:
             if not parts:
                 for grant in grants:
                     grant.lease.renewing = False
-                self._session.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
+                self._session.heartbeat.schedule(min(grant.lease.renew_at for grant in grants))
 
     def _renew(self, grants: Sequence[Grant], limit: float, *, is_part: bool) -> Sequence[Sequence[Grant]]:
         """Send the renewal, and judge its answer. Return the parts that have to be sent instead."""

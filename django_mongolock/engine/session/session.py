@@ -22,7 +22,7 @@ from ..store.base import Store
 from .background import Background
 from .commands import Commands
 from .core import MOST_THREADS, SessionCore
-from .ending import Cleanup, Ending, How, Orphans
+from .ending import Cleanup, Ending, EndReason, Orphans
 from .grant import CLOSED, Grant, State, User
 from .heartbeat import Heartbeat
 from .lanes import REQUEST, SHARES
@@ -64,7 +64,7 @@ class Session(SessionCore):
         self.ending = Ending(self, self.cleanup)
         self.renewals = Renewals(self, self.commands, self.ending)
         self.orphans = Orphans(self, self.ending)
-        self.heartbeat.serve((self.orphans, self.renewals, self.cleanup, self.background), self.orphans.adopt)
+        self.heartbeat.set_tasks((self.orphans, self.renewals, self.cleanup, self.background), self.orphans.adopt)
         self._closed = False
         self._ended: list[Grant] = []
 
@@ -88,28 +88,28 @@ class Session(SessionCore):
         """See run(). A waiting coroutine holds no thread. Only a command on its way does."""
         return actions.arun(steps, self.commands.aperform)
 
-    def note_granted(self, grant: Grant, granted: Granted) -> None:
+    def register_grant(self, grant: Grant, granted: Granted) -> None:
         """Record that *grant* is held, and report it. Raises LockMisused if the session was closed meanwhile."""
         seen_to = grant.lease.renew_at
         if not grant.mark_held(granted):
             raise LockMisused(CLOSED_WAITER)
         # Register the grant before it leaves the queue. Otherwise the next local waiter could send a request of its own
         # at the same time.
-        self.registry.note_held(grant)
+        self.registry.add_held(grant)
         self.queue.leave(grant)
         if (due := grant.lease.renew_at) < seen_to:
-            self.heartbeat.see_to(due)
+            self.heartbeat.schedule(due)
         for user in grant.users:
             if "on_release_requested" in user.calls:
-                self.waits.listen()
+                self.waits.ensure_listening()
         self.notifications.report_acquired(grant)
         if grant.id not in self.registry.grants:  # it has ended meanwhile, when there was nothing to report yet
-            self.ending.end(grant, How.RELEASED)
+            self.ending.end(grant, EndReason.RELEASED)
 
     def share(self, grant: Grant, user: User) -> bool:
         """Share with *user* a grant that its worker holds already. Return whether the grant is still held."""
         if "on_release_requested" in user.calls:
-            self.waits.listen()
+            self.waits.ensure_listening()
         if not grant.add_user(user):
             return False
         if grant.reporting.release_requested_by is not None:
@@ -121,7 +121,7 @@ class Session(SessionCore):
     def wake(self) -> None:
         """Wake every sleeper, because the clock was moved."""
         self.heartbeat.wake()
-        self.waits.look()
+        self.waits.wake_all()
 
     def close(self, timeout: float = 2.0) -> None:
         """Release all grants, remove leftovers, and close the client. A second call does nothing."""
@@ -150,8 +150,8 @@ class Session(SessionCore):
             return
         self.cleanup.finish()
         for grant in self._ended:
-            self.ending.end(grant, How.RELEASED)
-        self.waits.look()
+            self.ending.end(grant, EndReason.RELEASED)
+        self.waits.wake_all()
         for part in (self.threads, self.notifications, self.store):
             part.close()
         self._closed = True
@@ -271,28 +271,30 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(ignored, handler)
 
 
-class Apart:
+class OutsideSession:
     """The threads and the background tasks of a process without a session."""
 
     def __init__(self) -> None:
         self.threads = WorkerThreads(APART_THREADS, MOST_THREADS, shares=SHARES)
         heartbeat = Heartbeat(self.threads, clock.now)
         self.background = Background(heartbeat)
-        heartbeat.serve([self.background], lambda _: None)
+        heartbeat.set_tasks([self.background], lambda _: None)
 
 
-apart: Final = PerProcess(Apart)
+outside_session: Final = PerProcess(OutsideSession)
 
 
-def sent_apart(call: Callable[P, T]) -> Callable[P, T]:
-    """Have another thread make the calls of the main thread, see `WorkerThreads.apart`.
+def off_main_thread(call: Callable[P, T]) -> Callable[P, T]:
+    """Have another thread make the calls of the main thread, see `WorkerThreads.off_main_thread`.
 
     Use this for single commands only. If a signal interrupts the main thread, the command still completes.
     """
 
     @functools.wraps(call)
     def send(*arguments: P.args, **options: P.kwargs) -> T:
-        return apart.current().threads.apart(lambda _: call(*arguments, **options), priority=REQUEST)
+        return outside_session.current().threads.off_main_thread(
+            lambda _: call(*arguments, **options), priority=REQUEST
+        )
 
     return send
 

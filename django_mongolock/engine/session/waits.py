@@ -70,7 +70,7 @@ class Listener:
         """Whether a waiter learns of its grant, by a bell or by a read of all queues."""
         return self.listening or self._now() - self._looked_at < LONGEST_POLL
 
-    def want(self) -> bool:
+    def keep_listening(self) -> bool:
         """Go on listening. Return whether a thread does so. If none does, call `start`."""
         self._lingers_until = self._now() + LINGER
         return self._closed or (self._thread is not None and self._thread.is_alive())
@@ -111,7 +111,7 @@ class Listener:
                 for bell in bells:
                     self._heard_at, self._complained = self._now(), False
                     if bell is not None:
-                        self._waits.hear(bell)
+                        self._waits.on_bell(bell)
                     if not self._goes_on():
                         break
         except (PyMongoError, LockBackendFailed) as error:
@@ -148,7 +148,7 @@ class Waits:
     def __init__(self, session: SessionCore) -> None:
         self._session = session
         self.listener = Listener(session, self)
-        session.store.hearers[session.id] = self.hear
+        session.store.hearers[session.id] = self.on_bell
         self._closed = False
 
     def pause(self, pause: Pause) -> WaitResult:
@@ -171,19 +171,19 @@ class Waits:
         grant.waiting.cancelled = True
         grant.waiting.wake()
 
-    def hear(self, bell: Bell) -> None:
+    def on_bell(self, bell: Bell) -> None:
         """Wake the waiter that was granted the lock. If the bell asks for a release, renew the holder at once."""
         if bell.news is None:
             if (held := self._session.registry.grants.get(bell.grant)) is not None:
                 held.lease.once_more = True  # a renewal under way may have read before the request
                 held.lease.renew_at = self._session.now()
-                self._session.heartbeat.see_to(held.lease.renew_at)
+                self._session.heartbeat.schedule(held.lease.renew_at)
         elif (grant := self._session.queue.waiting.get(bell.grant)) is not None:
             known = grant.waiting.news
             grant.waiting.news = bell.news if known is None or known.token < bell.news.token else known
             grant.waiting.wake()
 
-    def look(self) -> None:
+    def wake_all(self) -> None:
         """Wake every waiter, because bells may have passed unheard."""
         for grant in list(self._session.queue.waiting.values()):
             grant.waiting.wake()
@@ -208,10 +208,10 @@ class Waits:
                         news |= grant.look_at_queue(queue)
         return news
 
-    def listen(self) -> None:
+    def ensure_listening(self) -> None:
         """Start or prolong the listening for bells."""
-        if not self.listener.want():
-            self._session.threads.apart(self.listener.start, priority=REQUEST)
+        if not self.listener.keep_listening():
+            self._session.threads.off_main_thread(self.listener.start, priority=REQUEST)
 
     def close(self) -> None:
         """End every wait at its next look."""
@@ -230,7 +230,7 @@ class Waits:
             return pause.timer
         if grant.waiting.cancelled:
             return 0.0  # the wake-up may have been used up by an answer that came at the same time
-        self.listen()
+        self.ensure_listening()
         timer = min(pause.timer, LONGEST_HANDOVER) if grant.waiting.handover_reserved else pause.timer
         if self.listener.serves:
             return timer

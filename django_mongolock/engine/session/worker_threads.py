@@ -227,7 +227,7 @@ class WorkerThreads:
         finally:
             entry.withdraw()
 
-    def apart(self, call: Callable[[float], T], timeout: float | None = None, *, priority: int) -> T:
+    def off_main_thread(self, call: Callable[[float], T], timeout: float | None = None, *, priority: int) -> T:
         """Make *call* with the number of seconds left. Another thread makes the calls of the main thread.
 
         An exception of a signal handler must not strike inside the driver, because the driver's pool does not survive

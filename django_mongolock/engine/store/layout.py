@@ -56,7 +56,7 @@ class IndexKeeper:
     def __init__(self) -> None:
         self.looked = clock.now()
 
-    def see_to(self, collection: Collection[Document]) -> None:
+    def look_after(self, collection: Collection[Document]) -> None:
         """Make missing indexes in the background, once a minute at most.
 
         Called when a document of *collection* is new.

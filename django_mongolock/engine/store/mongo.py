@@ -204,7 +204,7 @@ class MongoStore:
         }
         answer = collection.database.command(command, codec_options=collection.codec_options)
         if not answer.get("lastErrorObject", {}).get("updatedExisting"):
-            self.indexes.see_to(collection)
+            self.indexes.look_after(collection)
         if failure := answer.get("writeConcernError"):
             raise LockBackendFailed(
                 f"the majority of the replica set did not confirm in time (code {failure.get('code')})", key
