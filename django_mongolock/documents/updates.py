@@ -76,7 +76,7 @@ def is_taken(rules: Rules) -> Document:
 
 
 def is_held(rules: Rules) -> Document:
-    """Return the condition that the document has a holder, and is neither ended nor stale. Nobody else gets it."""
+    """Return the condition that the document has a holder, is in no final or failed state, and is not stale."""
     return {"$and": [is_taken(rules), {"$not": [is_stale(rules)]}]}
 
 

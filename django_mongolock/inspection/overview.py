@@ -65,7 +65,7 @@ class Overview:
 
     @property
     def damaged(self) -> list[str]:
-        """The keys of the damaged documents among these."""
+        """The keys of the shown locks whose own documents are damaged."""
         return sorted({*self.unsound, *(lock.key for lock in self.shown if lock.state is ShownState.DAMAGED)})
 
     @property

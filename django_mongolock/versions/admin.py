@@ -206,7 +206,7 @@ class SealedPages(GuardedAdmin):
         return formset
 
     def _guard__get_list_editable_queryset(self, inner: Inner, request: HttpRequest, prefix: str) -> Any:
-        """Lock the rows that are sent."""
+        """Lock the rows that are sent with `SELECT FOR UPDATE`, where the database can."""
         rows = inner(request, prefix)
         lock_rows(rows, pk__in=[row.pk for row in rows])
         return rows.all()
@@ -291,7 +291,7 @@ class VersionedForms(BaseModelAdmin):
     form = VersionedModelForm
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """See from_primary()."""
+        """Return the rows, read from the database that will be written if the page is sent. See from_primary()."""
         return from_primary(request, super().get_queryset(request))
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_mongolock import LockNotAcquired, mongo_lock
+from django_mongolock.engine.session import flow
 from django_mongolock.exceptions import LockReentry
 
 
@@ -107,3 +110,17 @@ def test_a_helper_releases_for_its_caller(key: str) -> None:
         assert await lock.arelease()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_frames_are_read(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F239: A collection during that call deadlocks Python 3.11. Afterwards the collector is as it was."""
+    seen = list[bool]()
+    monkeypatch.setattr(sys, "_current_frames", lambda: seen.append(gc.isenabled()) or {})
+    monkeypatch.setattr(sys, "version_info", (3, 11))
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert flow._frames() == {}
+        assert (seen, gc.isenabled()) == ([False], enabled)
+    finally:
+        gc.enable()

@@ -56,9 +56,11 @@ def _terminated(sender: Any, request: Any, terminated: bool = False, **kwargs: o
 
 
 def _release_after(name: str, task_id: str) -> None:
-    """Release the locks of the task as soon as its process is gone.
+    """Release the locks of the task as soon as the process that ran it is gone.
 
-    A thread waits for the process, because the calling thread reaps processes.
+    - name: name of the task.
+
+    Another thread asks for a while whether the process is gone, because the calling thread reaps processes.
     """
     arguments = (task_place(name, task_id),)
     threading.Thread(target=_release, args=arguments, name="mongolock-killed-task", daemon=True).start()

@@ -154,7 +154,11 @@ def _without_removed(holders: Expression) -> Expression:
 
 
 def _renewed(entries: Expression, length: str, counts: bool = False) -> Expression:
-    """Return the entries. A renewed entry ends a whole lease from now, unless its present end is later."""
+    """Return the entries. A renewed entry ends a whole lease from now, unless its present end is later.
+
+    - length: name of the field with the length of the lease.
+    - counts: whether the step says how many grants wait behind each renewed one.
+    """
     is_renewed: Expression = {"$in": ["$$e.grant", "$$c.renew"]}
     changes: dict[str, Expression] = {
         "until": {"$max": ["$$e.until", from_now({"$max": [f"$$e.{length}", "$$c.server_lease"]})]},

@@ -9,6 +9,7 @@ objects show that this helper serves that call.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import time
@@ -38,7 +39,7 @@ def origin_of(own: object, task: asyncio.Task[Any] | None) -> object:
 
 
 def enter(worker: object) -> None:
-    """Note that *worker* acquires a lock in this context."""
+    """Note that *worker*, a thread or task, acquires a lock in this context. Helpers of it find it here."""
     if _worker.get() is not worker:
         _worker.set(worker)
 
@@ -50,7 +51,7 @@ def _waits_for(caller: object, task: asyncio.Task[Any] | None) -> bool:
     if not isinstance(caller, threading.Thread) or task is None:
         return False
     result = _local(sys._getframe(), AsyncToSync.main_wrap, "call_result")
-    awaited = _local(sys._current_frames().get(caller.ident or 0), AsyncToSync.__call__, "call_result")
+    awaited = _local(_frames().get(caller.ident or 0), AsyncToSync.__call__, "call_result")
     return result is not None and result is awaited
 
 
@@ -79,6 +80,21 @@ def _served_by(caller: object) -> list[asyncio.Task[Any]] | None:
             return found
         coroutine = coroutine.cr_await
     return None
+
+
+def _frames() -> dict[int, FrameType]:
+    """Return the present frame of each thread.
+
+    Before Python 3.12, a garbage collection during this call may deadlock the process
+    (https://github.com/python/cpython/issues/106883).
+    """
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        return sys._current_frames()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        gc.enable()
 
 
 def _local(frame: FrameType | None, function: Callable[..., object], name: str) -> object:
