@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -116,7 +117,12 @@ def test_a_helper_releases_for_its_caller(key: str) -> None:
 def test_no_garbage_is_collected_while_frames_are_read(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """F239: A collection during that call deadlocks Python 3.11. Afterwards the collector is as it was."""
     seen = list[bool]()
-    monkeypatch.setattr(sys, "_current_frames", lambda: seen.append(gc.isenabled()) or {})
+
+    def frames() -> dict[int, FrameType]:
+        seen.append(gc.isenabled())
+        return {}
+
+    monkeypatch.setattr(sys, "_current_frames", frames)
     monkeypatch.setattr(sys, "version_info", (3, 11))
     (gc.enable if enabled else gc.disable)()
     try:
