@@ -57,7 +57,7 @@ def ring(in_thread: InThread, makers: Sequence[LockMaker], entries: Entries) -> 
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("off main thread", [True, False], ids=["processes", "threads"])
+@pytest.mark.parametrize("apart", [True, False], ids=["processes", "threads"])
 def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(here: Here, count: int, apart: bool) -> None:
     """F45: A holds 1 and wants 2, and B holds 2 and wants 1, also over three sessions. The youngest waiter alone gets
     LockDeadlock with the cycle."""

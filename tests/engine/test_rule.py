@@ -640,7 +640,7 @@ def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt, secon
     assert holder["until"] == BEGAN + timedelta(seconds=end)
 
 
-@pytest.mark.parametrize(("off main thread", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
+@pytest.mark.parametrize(("apart", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
 def test_after_an_election_who_came_before_stands_before(parsed_at: ParsedAt, apart: float, order: list[str]) -> None:
     """F120: The last write was 3.3 s ago and queued a waiter. A waiter that has waited for 2.3 s came later. If the
     clocks of the two primaries cannot be one, a place counts the wait known at the last write."""
