@@ -54,8 +54,10 @@ class SimStore:
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: The grants of its session, by id.
         self.grants: dict[str, Grant] = {}
-        #: The number of commands that have removed grants of many keys, or one grant for good.
+        #: The number of commands that have removed grants, except releases of contended locks.
         self.removals = 0
+        #: The number of commands without an answer.
+        self.failures = 0
         self._closed = False
 
     # The network
@@ -75,11 +77,6 @@ class SimStore:
         self.link = Link(*worst)
 
     # Commands
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether no fault of this network or of the servers is present."""
-        return not self._troubles and not self._servers.stuck and self._servers.answers
 
     @property
     def connections(self) -> int:
@@ -102,7 +99,7 @@ class SimStore:
         return reply if reply.held else None
 
     def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
-        self.removals += len(keys) > 1
+        self.removals += 1
 
         def work(parsed: Parsed) -> Work:
             left = set()
@@ -247,6 +244,7 @@ class SimStore:
         try:
             while not exchange.answers:
                 if kernel.now() >= end:
+                    self.failures += 1
                     raise LockBackendFailed("MongoDB did not answer in time", key)
                 kernel.park(end - kernel.now())
         finally:
@@ -255,6 +253,7 @@ class SimStore:
         if isinstance(answer, _NotPrimary):
             # Like the driver, look for the primary, and report the failure.
             self._known = self._servers.named
+            self.failures += 1
             kernel.sleep(min(max(0.0, end - kernel.now()), kernel.chance.uniform(0.0, 0.1)))
             raise LockBackendFailed("MongoDB has no primary that answers", key)
         return answer

@@ -46,6 +46,10 @@ def start(world: World, kind: str) -> Worker:
     return worker
 
 
+#: The number of grants from which the commands of an end are counted.
+MANY_GRANTS: Final = 50
+
+
 class Worker:
     """One process with a session and with strands that lock."""
 
@@ -106,13 +110,15 @@ class Worker:
         def run() -> None:
             self.world.write("closed", self.process.pid)
             self.world.write("end", self.process.pid)
-            grants, calm, before = list(self.store.grants.values()), self.store.is_calm, self.store.removals
-            single = sum(grant.in_doubt or not (grant.token or grant.lease.until) for grant in grants)
+            grants, store = list(self.store.grants.values()), self.store
+            removals, failures = store.removals, store.failures
+            single = len(self.session.background.pending) + sum(
+                grant.in_doubt or not (grant.token or grant.lease.until) for grant in grants
+            )
             self.session.close()
             self.world.write("shut", self.process.pid)
-            sent, batches = self.store.removals - before, -(-len(grants) // bulk.BATCH)
-            if calm and self.store.is_calm and batches < 2:
-                ended = amplified_end(len(grants), single, sent, self.kernel.time)
+            if store.failures == failures and MANY_GRANTS <= len(grants) <= bulk.BATCH:
+                ended = amplified_end(len(grants), single, store.removals - removals, self.kernel.time)
                 self.world.servers.violations += ended
 
         self.strands.append(self.kernel.spawn(self.process, run, "closer"))
