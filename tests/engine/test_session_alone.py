@@ -50,7 +50,14 @@ from django_mongolock.engine.session.lanes import RELEASE, REQUEST, SLOW, Lanes
 from django_mongolock.engine.session.notifications import Notifications
 from django_mongolock.engine.session.releases import NO_GUESS_FOR
 from django_mongolock.engine.session.session import PerProcess, Sessions
-from django_mongolock.engine.session.waits import CANCELLED_WITHIN, LONGEST_HANDOVER, LONGEST_POLL, Listener, Waits
+from django_mongolock.engine.session.waits import (
+    CANCELLED_WITHIN,
+    LONGEST_HANDOVER,
+    LONGEST_POLL,
+    LOOK_FIRST,
+    Listener,
+    Waits,
+)
 from django_mongolock.engine.session.wakeups import Wakeup
 from django_mongolock.engine.session.worker_threads import LEAST, OVERTIME, Awaited, Blocking, Call, WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
@@ -721,7 +728,7 @@ def test_how_long_a_pause_is(
     itself. A pause in line listens for no bells, because no bell would end it."""
     monkeypatch.setattr("random.uniform", lambda low, high: high)
     one = grant()
-    one.waiting.handover_reserved = reserved
+    one.waiting.handover_reserved, one.waiting.began = reserved, NOW - 100
     each = waits(one)
     each.listener._heard_at = NOW if hears == "bells" else 0.0
     each.listener._looked_at = NOW if hears == "looks" else 0.0
@@ -729,6 +736,8 @@ def test_how_long_a_pause_is(
     assert each._session.events == []
     assert each._seconds(Pause("g", timer, in_queue=True), one) == seconds
     assert each._session.events == [("off main thread", "start", REQUEST)]
+    one.waiting.began = NOW
+    assert hears or each._seconds(Pause("g", timer, in_queue=True), one) == LOOK_FIRST
     one.waiting.cancelled = True
     assert each._seconds(Pause("g", timer, in_queue=True), one) == 0.0
 

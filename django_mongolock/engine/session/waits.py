@@ -234,7 +234,9 @@ class Waits:
         timer = min(pause.timer, LONGEST_HANDOVER) if grant.waiting.handover_reserved else pause.timer
         if self.listener.serves:
             return timer
-        return min(timer, LONGEST_POLL * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, guards nothing
+        # The listener may be opening its cursor just now. A pause is half as long as the wait so far.
+        poll = min(LONGEST_POLL, max(LOOK_FIRST, (self._session.now() - grant.waiting.began) / 2))
+        return min(timer, poll * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, guards nothing
 
     def result(self, grant: Grant) -> WaitResult:
         """Return what is known after a pause."""
