@@ -10,6 +10,7 @@ import pytest
 from django_mongolock.engine.rule.document import UNLIMITED, Step, Terms
 from django_mongolock.engine.rule.replies import Found
 from django_mongolock.engine.session import bulk
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.exceptions import LockBackendFailed
 from tests.engine.conftest import make_lock
 from tests.engine.memory import Memory
@@ -163,14 +164,21 @@ def counted(call: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
     return noted
 
 
-def test_a_place_is_gone_only_if_the_renewal_came_later(memory: Memory) -> None:
-    """F236: A renewal that was sent before the answer to the waiter's command may be older than that command."""
-    theirs = memory.other().acquire()
+def queued(memory: Memory) -> tuple[Waiter, Grant]:
+    """Return a waiter that has a place in the queue, and its grant."""
     waiter = memory.waiter(terms=LEASE)
     assert eventually(lambda: memory.session.queue.waiting)
     (grant,) = memory.session.queue.waiting.values()
     assert eventually(lambda: grant.lease.until)
-    assert not grant.place_is_gone(grant.waiting.seen_at - 0.001)
+    return waiter, grant
+
+
+def test_a_place_is_gone_only_if_the_renewal_came_later(memory: Memory) -> None:
+    """F236: A renewal that was sent before the answer to the waiter's command may be older than that command."""
+    theirs = memory.other().acquire()
+    waiter, grant = queued(memory)
+    grant.waiting.seen_at += 1.0  # the answer took that long
+    assert not grant.place_is_gone(grant.waiting.seen_at - 0.5)
     assert grant.place_is_gone(grant.waiting.seen_at)
     theirs.release()
     waiter.let_go().end()
@@ -179,10 +187,7 @@ def test_a_place_is_gone_only_if_the_renewal_came_later(memory: Memory) -> None:
 def test_a_place_that_another_command_has_made(memory: Memory) -> None:
     """F236: A waiter that asks again, and finds that an earlier command has queued it, is renewed at once."""
     theirs = memory.other().acquire()
-    waiter = memory.waiter(terms=LEASE)
-    assert eventually(lambda: memory.session.queue.waiting)
-    (grant,) = memory.session.queue.waiting.values()
-    assert eventually(lambda: grant.lease.until)
+    waiter, grant = queued(memory)
     memory.session.heartbeat.close()
     assert grant.place_is_gone(memory.session.now())
     reply = memory.session.store.read("k", grant.id, 5.0)

@@ -60,9 +60,8 @@ class Heartbeat:
         if self._closed:
             return
         if self.thread is None or not self.thread.is_alive():
-            self.threads.off_main_thread(
-                self.start, priority=RENEWAL
-            )  # a signal must not strike while a `Thread` is started
+            # A signal must not strike while a `Thread` is started.
+            self.threads.off_main_thread(self.start, priority=RENEWAL)
         if due < self.wakes_at:
             self.inbox.put(None)
 
