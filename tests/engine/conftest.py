@@ -213,7 +213,7 @@ def door(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.M
     """The method of the store that the session uses for an unknown key."""
     monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)  # however busy the machine is
     if request.param == "take_free":
-        session.commands._free_keys.released("another")
+        session.commands.guesses.released("another")
     return str(request.param)
 
 

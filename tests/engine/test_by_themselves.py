@@ -38,7 +38,7 @@ from django_mongolock.engine.session.releases import (
     FAILOVER_LOOK_EVERY,
     NO_GUESS_FOR,
     REMEMBERED_FOR,
-    FreeKeys,
+    KeyGuesses,
     Releases,
     UnconfirmedRelease,
 )
@@ -779,23 +779,48 @@ def test_releases_are_remembered_until_a_majority_has_them() -> None:
 def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """P8, F118: Each release allows one guess for its key. An unknown key is guessed while other keys were free. A
     wrong guess stops the guesses for a while. The number of remembered keys is limited."""
-    keys = FreeKeys()
-    assert not keys.guess("a")
+    keys = KeyGuesses()
+    assert not keys.is_free("a")
     keys.released("a")
     keys.released("a")
-    assert [keys.guess(key) for key in "aabb"] == [True, False, True, False]
+    assert [keys.is_free(key) for key in "aabb"] == [True, False, True, False]
     keys.was_wrong("b")
-    assert not keys.guess("c")
+    assert not keys.is_free("c")
     for _ in range(NO_GUESS_FOR):
         keys.released("b")
-        assert not keys.guess("b")
+        assert not keys.is_free("b")
     keys.released("b")
-    assert keys.guess("b")
-    assert not keys.guess("c")
+    assert keys.is_free("b")
+    assert not keys.is_free("c")
     monkeypatch.setattr(releases_module, "MAX_KEYS", 3)
     for key in "defdg":
         keys.released(key)
     assert list(keys._left) == ["f", "d", "g"]
+
+
+def test_which_keys_probably_have_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last release counts. The number of remembered keys is limited."""
+    keys = KeyGuesses()
+    assert not keys.has_waiters("a")
+    keys.handed_over("a")
+    keys.handed_over("b")
+    keys.released("b")
+    assert [keys.has_waiters(key) for key in "ab"] == [True, False]
+    monkeypatch.setattr(releases_module, "MAX_KEYS", 2)
+    for key in "cad":
+        keys.handed_over(key)
+    assert [keys.has_waiters(key) for key in "acd"] == [True, False, True]
+    keys.was_wrong("a")
+    assert [keys.is_next_exclusive(key) for key in "ad"] == [False, True]
+    assert keys.has_waiters("a")
+
+
+def test_a_key_that_was_handed_over_is_not_free() -> None:
+    """P8: A key that another process holds is not asked for by the form for a free key."""
+    keys = KeyGuesses()
+    keys.released("a")
+    keys.handed_over("a")
+    assert not keys.is_free("a")
 
 
 class Hearing:

@@ -1,25 +1,29 @@
-"""The short forms of the rule for the two most frequent commands, and the conditions for their use.
+"""The short forms of the rule for the three most frequent commands, and the conditions for their use.
 
 `test_rule` compares each form with the whole rule, on documents of all kinds.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from django_mongolock.engine.rule import short_forms
+from django_mongolock.engine.rule.document import UNLIMITED, Mode
 from django_mongolock.exceptions import LockNotAcquired
 from tests.engine.conftest import Here, LockMaker
+from tests.engine.twins import CALM
 from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
-NAMES = ("TAKE_FREE", "RELEASE_UNCONTENDED")
+NAMES = ("TAKE_FREE", "RELEASE_UNCONTENDED", "HAND_OVER")
 
 
 def sent(commands: Commands) -> list[str]:
-    """Return the forms of the commands sent since the last call. Short forms have their names."""
+    """Return the forms of the commands sent since the last call, without renewals. Short forms have their names."""
     forms = []
     for document in commands.sent:
         update = document.get("update") if "findAndModify" in document else document.get("updates", [{}])[0].get("u")
-        if update is not None:
+        if update is not None and "renew" not in document.get("let", {}).get("c", {}).get("$literal", {}):
             forms.append(next((name for name in NAMES if getattr(short_forms, name) == update), "whole"))
     commands.clear()
     return forms
@@ -77,3 +81,37 @@ def test_a_key_with_waiters_is_not_guessed(here: Here) -> None:
     with here.lock():
         pass
     assert sent(here.commands)[0] == "whole"
+
+
+class TestHandOver:
+    """A lock that had waiters at its last release is released in one command, and in the short form."""
+
+    @staticmethod
+    def released(here: Here, mode: Mode | None = None) -> list[str]:
+        """Return the forms of the commands that release a lock, with a waiter in that *mode*."""
+        mine, waiters = here.lock().acquire(), []
+        if mode is not None:
+            terms = replace(CALM, mode=mode, capacity=UNLIMITED if mode == "shared" else 1)
+            waiters = [here.waiter(here.other(terms=terms, wait=10))]
+            assert eventually(lambda: len(here.entries()) == 2)
+        here.commands.clear()
+        mine.release()
+        forms = sent(here.commands)
+        for waiter in waiters:
+            waiter.end().let_go().thread.join()
+        return forms
+
+    def test_the_last_release_counts(self, here: Here) -> None:
+        """A wrong guess costs a command that changes nothing, once."""
+        assert self.released(here, "exclusive") == ["RELEASE_UNCONTENDED", "whole"]
+        assert self.released(here, "exclusive") == ["HAND_OVER"]
+        assert self.released(here) == ["HAND_OVER", "whole"]
+        assert self.released(here) == ["RELEASE_UNCONTENDED"]
+
+    def test_a_reader_is_let_in_by_the_whole_rule(self, here: Here) -> None:
+        """While the first waiter is not exclusive, no wrong guess is made again."""
+        assert self.released(here, "shared") == ["RELEASE_UNCONTENDED", "whole"]
+        assert self.released(here, "shared") == ["HAND_OVER", "whole"]
+        assert self.released(here, "shared") == ["whole"]
+        assert self.released(here) == ["whole"]
+        assert self.released(here) == ["RELEASE_UNCONTENDED"]

@@ -1021,7 +1021,7 @@ def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> N
     """F195, F161: The key was not free, and the client was closed before the second command. This counts as misuse,
     too."""
     each = commands(grant())
-    each._free_keys.guess = lambda _: True
+    each.guesses.is_free = lambda _: True
     each._session.take_free = lambda *_: each.close(2.0)
 
     def apply(*_: Any) -> Reply:
@@ -1090,14 +1090,14 @@ def test_the_short_form_of_a_step() -> None:
         ("unknown", ENTER.step, 8.0, [(0, 8.0)], None),
     ):
         each._session.time = NOW
-        each._free_keys = type(each._free_keys)()
+        each.guesses = type(each.guesses)()
         if key != "unknown":
-            each._free_keys.released(key)
+            each.guesses.released(key)
         each._send_step(key, step, timeout, one)
-        assert (sent, each._free_keys._left.get(key)) == (expected, left)
+        assert (sent, each.guesses._left.get(key)) == (expected, left)
         sent.clear()
-    each._free_keys, each._session.time = type(each._free_keys)(), NOW
-    each._free_keys.released("busy")
+    each.guesses, each._session.time = type(each.guesses)(), NOW
+    each.guesses.released("busy")
     each._send_step("busy", ENTER.step, 8.0, None)  # of a grant that is not known any more
     assert sent == [("short", 8.0), (0, 5.0)]
 
@@ -1107,7 +1107,7 @@ def test_what_is_remembered_of_a_release() -> None:
     each = commands()
     each._session.release_uncontended = lambda keys, grants, timeout: {"b"}
     assert each.send(ReleaseUncontended(("a", "b", "c"), ("g", "h", "i"))) == {"b"}
-    assert list(each._free_keys._left) == ["a", "c"]
+    assert list(each.guesses._left) == ["a", "c"]
     assert len(each.releases) == 2
     assert each._session.events == [("see to", each.releases.look_at)]  # at the first
     with pytest.raises(ValueError, match="zip"):

@@ -15,8 +15,8 @@ from pymongo.errors import OperationFailure
 from django_mongolock.engine.rule.document import Limits, Mode, Step, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.pipeline import pipeline
-from django_mongolock.engine.rule.replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER
-from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
+from django_mongolock.engine.rule.replies import REPLY, REPLY_HANDED_OVER, REPLY_TAKEN, REPLY_TO_OWNER
+from django_mongolock.engine.rule.short_forms import HAND_OVER, RELEASE_UNCONTENDED, TAKE_FREE
 from verify.simulation.expressions import bound, project, run
 
 Document = dict[str, Any]
@@ -98,9 +98,9 @@ def test_the_interpreter_does_what_mongodb_does(mongo: MongoClient[Document]) ->
         for _ in range(4):
             step = steps(chance)
             arguments = step.arguments(LIMITS, "term-1", Timestamp(100, chance.randrange(1, 40)))
-            updates = [("rule", pipeline(step)), ("release", RELEASE_UNCONTENDED)]
+            updates = [("rule", pipeline(step)), ("release", RELEASE_UNCONTENDED), ("hand over", HAND_OVER)]
             updates += [("take", TAKE_FREE)] if step.add is not None else []
-            projections = [REPLY, REPLY_TAKEN] + ([REPLY_TO_OWNER] if step.owner is not None else [])
+            projections = [REPLY, REPLY_TAKEN, REPLY_HANDED_OVER] + ([REPLY_TO_OWNER] if step.owner is not None else [])
             stages = [list(update) for _, update in updates] + [[{"$project": fields}] for fields in projections]
             for place, stage in enumerate(stages):
                 update = place < len(updates)

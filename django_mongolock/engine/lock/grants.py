@@ -286,7 +286,7 @@ class LockGrants:
                 grant.key,
                 grant.id,
                 None if next_waiter is None else next_waiter.acquisition,
-                uncontended=grant.lease.uncontended,
+                uncontended=grant.lease.uncontended and not session.commands.guesses.has_waiters(grant.key),
                 stays=stays,
                 leave_tombstone=grant.needs_tombstone(),
             )

@@ -274,6 +274,11 @@ def is_uncontended(document: Document, grant: str) -> bool:
     return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
 
 
+def is_next_exclusive(document: Document, grant: str) -> bool:
+    waiters = document["waiters"]
+    return [e["grant"] for e in document["holders"]] == [grant] and bool(waiters) and waiters[0]["mode"] == "exclusive"
+
+
 def is_free(document: Document, grant: str) -> bool:
     return not (document["holders"] or document["waiters"]) and all(e["grant"] != grant for e in document["tombstones"])
 

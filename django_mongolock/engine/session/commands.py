@@ -29,7 +29,7 @@ from .background import SHORTEST_COMMAND
 from .core import SessionCore
 from .grant import Grant, State
 from .lanes import BACKGROUND, RELEASE, REQUEST
-from .releases import FreeKeys, Releases, UnconfirmedRelease
+from .releases import KeyGuesses, Releases, UnconfirmedRelease
 from .waits import Waits
 
 #: The seconds of waiting below which a step carries no waiting time. The arrival of the command decides the place then.
@@ -49,9 +49,9 @@ class Commands:
         self.timeout = timeout
         self.numbers = itertools.count(1)
         self.releases = Releases()
+        self.guesses = KeyGuesses()
         self._session = session
         self._waits = waits
-        self._free_keys = FreeKeys()
         self._closed = False
 
     def perform(self, action: Action) -> Any:
@@ -165,7 +165,7 @@ class Commands:
         left = self._session.store.release_uncontended(keys, grants, timeout)
         for key, grant_id in zip(keys, grants, strict=True):
             if key not in left:
-                self._free_keys.released(key)
+                self.guesses.released(key)
                 made = UnconfirmedRelease(key, grant_id, self._session.store.sent_to(), self._session.now())
                 if self.releases.made(made):
                     self._session.heartbeat.schedule(self.releases.look_at)
@@ -189,6 +189,10 @@ class Commands:
                 grant.outcome_unknown = True
             raise
         self.releases.confirmed(self._session.store.sent_to(), sent)
+        if step.given and reply.bells:
+            self.guesses.handed_over(key)
+        elif step.given and reply.found and reply.first_end is None:
+            self.guesses.released(key)
         return self.answer(step.ask, reply, sent, step.beat)
 
     def with_arrival(self, step: Step, grant: Grant | None, now: float) -> Step:
@@ -206,15 +210,20 @@ class Commands:
         return step
 
     def _send_step(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
-        """Apply the step. If the key is probably free, try the form that is short for the server first."""
-        if step.only_adds and self._free_keys.guess(key):
-            started = self._session.now()
-            if (reply := self._session.store.take_free(key, step, timeout)) is not None:
-                return reply
-            self._free_keys.was_wrong(key)
-            timeout = max(SHORTEST_COMMAND, timeout - (self._session.now() - started))
-            step = self.with_arrival(step, grant, self._session.now())
-        return self._session.store.apply(key, step, timeout)
+        """Apply the step. If a short form of the rule probably fits, try that first."""
+        store, started = self._session.store, self._session.now()
+        if step.only_releases and self.guesses.is_next_exclusive(key):
+            reply = store.hand_over(key, step, timeout)
+        elif step.only_adds and self.guesses.is_free(key):
+            reply = store.take_free(key, step, timeout)
+        else:
+            return store.apply(key, step, timeout)
+        if reply is not None:
+            return reply
+        self.guesses.was_wrong(key)
+        now = self._session.now()
+        step = self.with_arrival(step, grant, now)
+        return store.apply(key, step, max(SHORTEST_COMMAND, timeout - (now - started)))
 
     def _queue_next(self, grant_id: str, timeout: float) -> None:
         """See protocol.actions.QueueNext."""

@@ -1,4 +1,4 @@
-"""The releases of this process: those that an election may undo, and the keys that are probably free.
+"""The releases of this process: those that an election may undo, and guesses at the keys.
 
 A release without a waiter (`ReleaseUncontended`) does not wait for the majority, because that would double its cost. A
 failover may therefore undo the release. On the next primary, a grant without renewals then holds the lock for a whole
@@ -14,6 +14,9 @@ https://www.usenix.org/conference/nsdi21/presentation/zhou.)
 A key that is probably free, or new, is acquired with a much shorter command (`short_forms.TAKE_FREE`). The short
 command does nothing if the key is not free after all, and the whole command follows. The guess must therefore be right
 nearly always.
+
+A key that probably has waiters is released with the whole command at once. A release for a lock without a waiter would
+do nothing there, and cost a round trip before the hand-over.
 """
 
 from __future__ import annotations
@@ -99,25 +102,46 @@ class Releases:
         return before
 
 
-class FreeKeys:
-    """A guess at the keys that are free. May be called from any thread.
+class KeyGuesses:
+    """A guess at the keys that are free, and at the held keys with waiters. May be called from any thread.
 
     A key is guessed to be free if this process released it while no other grant held it or waited for it. An unknown
-    key is guessed to be free if the last unknown key was.
+    key is guessed to be free if the last unknown key was. A held key is guessed to have waiters if its last release by
+    this process handed it over.
     """
 
     def __init__(self) -> None:
         self._left: OrderedDict[str, int] = OrderedDict()
+        #: The held keys with waiters, and whether the first waiter is probably exclusive.
+        self._with_waiters: OrderedDict[str, bool] = OrderedDict()
         self._unknown_are_free = False
         self._mutex = threading.Lock()
 
     def released(self, key: str) -> None:
         """Record that *key* was released, and was free then."""
         with self._mutex:
+            self._with_waiters.pop(key, None)
             self._unknown_are_free |= key not in self._left
             self._keep(key, self._left.get(key, 0) + 1)
 
-    def guess(self, key: str) -> bool:
+    def handed_over(self, key: str) -> None:
+        """Record that *key* was released, and a waiter got it."""
+        with self._mutex:
+            self._keep(key, min(0, self._left.get(key, 0)))
+            self._with_waiters.setdefault(key, True)
+            self._with_waiters.move_to_end(key)
+            if len(self._with_waiters) > MAX_KEYS:
+                self._with_waiters.popitem(last=False)
+
+    def has_waiters(self, key: str) -> bool:
+        """Return whether the held *key* probably has waiters."""
+        return key in self._with_waiters
+
+    def is_next_exclusive(self, key: str) -> bool:
+        """Return whether the held *key* probably has waiters, and the first of them is exclusive."""
+        return self._with_waiters.get(key, False)
+
+    def is_free(self, key: str) -> bool:
         """Return whether *key* is probably free. Each release allows one guess, and an unknown key allows one."""
         with self._mutex:
             if self._left.get(key, self._unknown_are_free) <= 0:
@@ -126,9 +150,12 @@ class FreeKeys:
             return True
 
     def was_wrong(self, key: str) -> None:
-        """Record that *key* was guessed to be free, and was not."""
+        """Record that a guess at *key* was wrong."""
         with self._mutex:
-            self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
+            if key in self._with_waiters:
+                self._with_waiters[key] = False
+            else:
+                self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
 
     def _keep(self, key: str, left: int) -> None:
         self._left.pop(key, None)
