@@ -6,7 +6,7 @@ No design can be faster that changes one document, waits for the majority, and t
 
 import time
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pymongo import CursorType, MongoClient, WriteConcern
 
@@ -19,8 +19,17 @@ DATABASE: Final = "floor"
 PAUSE: Final = 0.005
 
 
-def floor(world: World, number: int) -> float:
-    """Return the median of *number* hand-overs, in milliseconds."""
+class Floor(NamedTuple):
+    """The medians of some hand-overs and of their parts, in milliseconds."""
+
+    total: float
+    write: float
+    message: float
+    heard: float
+
+
+def floor(world: World, number: int) -> Floor:
+    """Hand over *number* times."""
     with workers(1) as (listener,), MongoClient[dict[str, Any]](world.uri("mongo")) as client:
         database = client[DATABASE]
         database.drop_collection("bells")
@@ -29,17 +38,20 @@ def floor(world: World, number: int) -> float:
         unconfirmed = bells.with_options(write_concern=WriteConcern(w=0))
         listener.call(listen, world.uri("mongo"))
         listener.begin(hear, number)
-        sent = []
+        moments = []
         for each in range(number):
             time.sleep(PAUSE)
-            sent.append(clock.now())
+            began = clock.now()
             change = {"findAndModify": "keys", "query": {"_id": 1}, "update": {"$inc": {"n": 1}}, "upsert": True}
             database.command({**change, "new": True, "writeConcern": {"w": "majority"}})
+            written = clock.now()
             unconfirmed.insert_one({"number": each})
-        heard = listener.result()
+            moments.append((began, written, clock.now()))
+        heard: list[float] = listener.result()
         client.drop_database(DATABASE)
-    times: list[float] = [after - before for before, after in zip(sent, heard, strict=True)]
-    return median(times) * 1000
+    times = [(*before, after) for before, after in zip(moments, heard, strict=True)]
+    parts = [(0, 3), (0, 1), (1, 2), (2, 3)]
+    return Floor(*(median(each[last] - each[first] for each in times) * 1000 for first, last in parts))
 
 
 def listen(state: State, uri: str) -> None:

@@ -7,8 +7,9 @@ from typing import Any, Final
 from bench.bench import Bench, fresh_key
 from bench.contend import at_once, in_a_loop, prove
 from bench.contenders import FEW, MAIN, OTHERS, OURS, POLLING, QUICK, Contender
-from bench.floor import floor
+from bench.floor import Floor, floor
 from bench.measure import Data, Piece, Spread, Table, interleaved, median, ratio
+from bench.timeline import timeline
 from bench.workers import workers
 
 #: The sizes by the number of processes, with the rounds, the seconds of each, and the contenders.
@@ -42,7 +43,7 @@ def contended(bench: Bench) -> Iterator[Piece]:
     sizes = QUICK_SIZES if bench.quick else SIZES
     everything: dict[str, Any] = {}
     for count, (rounds, seconds, others) in sizes.items():
-        ready, floors = bench.ready([OURS, *others]), list[float]()
+        ready, floors = bench.ready([OURS, *others]), list[Floor]()
 
         def measure(name: str, count: int = count, seconds: float = seconds) -> Run:
             if name == OURS.name:
@@ -51,6 +52,8 @@ def contended(bench: Bench) -> Iterator[Piece]:
 
         found = interleaved(ready, rounds, measure, bench.failed)
         yield from tables(count, found, ready, floors)
+        if count == min(sizes):
+            yield timeline(bench, floors[0])
         everything[str(count)] = {
             name: {field: [getattr(run, field) for run in runs] for field in Run.__slots__}
             for name, runs in found.items()
@@ -89,10 +92,10 @@ def spread(runs: list[Run], field: str) -> Spread:
 
 
 def tables(
-    count: int, found: dict[str, list[Run]], ready: dict[str, Contender], floors: list[float]
+    count: int, found: dict[str, list[Run]], ready: dict[str, Contender], floors: list[Floor]
 ) -> Iterator[Table]:
     """Speed with fairness, and cost."""
-    least = median(floors)
+    least = median([each.total for each in floors])
     ours = found.get(OURS.name, [])
     speed = Table(
         f"{count} processes: hand-over and throughput",

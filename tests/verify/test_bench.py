@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import bench.__main__ as command
-from bench import machine, plots
+from bench import machine, report
 from bench.bench import Bench
 from bench.contend import Liar, in_a_loop, prove
 from bench.contenders import BARE, OURS, Contender
@@ -210,15 +210,19 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
 def test_quick_questions_end_to_end(tmp_path: Path) -> None:
     """Quick questions work, including the one that uses a session of the engine by names that may change."""
     file = tmp_path / "figures.json"
-    said = python("-m", "bench", "alone", "held", "--quick", "--json", str(file), folder=ROOT)
+    said = python("-m", "bench", "alone", "contended", "held", "--quick", "--json", str(file), folder=ROOT)
     assert "One node: acquire and release, uncontended" in said
     answers = json.loads(file.read_text())
     assert answers["machine"]["cores"]
     rows = {row[0]: row for row in answers["questions"]["alone"]["tables"][0]["rows"]}
     assert {OURS.name, BARE.name} <= set(rows)
     assert all(row[1][0] > 0 for row in rows.values())
-    plots.draw(answers["questions"], tmp_path)
+    (timeline,) = (found for found in answers["questions"]["contended"]["tables"] if "where the time" in found["title"])
+    assert all(row[1] > 0 for row in timeline["rows"])
+    report.draw(answers["questions"], tmp_path)
     assert OURS.name in (tmp_path / "benchmark-alone.svg").read_text()
+    report.write(answers, page := tmp_path / "page.md")
+    assert "**One node: acquire and release, uncontended**" in page.read_text()
 
 
 @pytest.mark.long

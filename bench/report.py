@@ -1,5 +1,5 @@
-"""The plots of docs/evidence/benchmarks.md: `python -m bench.plots FILE`, with the file that `dev.py bench --json`
-wrote.
+"""The plots and tables of docs/evidence/benchmarks.md: `python -m bench.report FILE`, with the file that
+`dev.py bench --json` wrote.
 
 The plots have a light background of their own, so that they can be read on a dark page, too.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 import matplotlib as mpl
 
 from bench.contenders import BARE, OURS
-from bench.measure import median
+from bench.measure import Table, as_text, median
 
 mpl.use("Agg")
 mpl.rcParams.update(
@@ -34,6 +34,30 @@ BARE_COLOR: Final = "#222222"
 OTHER_COLOR: Final = "#9aa5b1"
 
 Questions = dict[str, Any]
+#: The beginning of the page with the tables.
+HEAD: Final = """# Benchmark data
+
+These are the figures of the [benchmarks](../benchmarks.md), from one run of `python3 dev.py bench`. A figure is the
+median of the rounds, with the lowest and the highest in brackets.
+
+## Machine and versions
+
+"""
+
+
+def write(answers: dict[str, Any], page: Path) -> None:
+    """Write all tables, as Markdown."""
+    facts = [f"- {name}: {listed(fact)}" for name, fact in answers["machine"].items()]
+    lines = [HEAD + "\n".join(facts)]
+    for name, found in answers["questions"].items():
+        lines.append(f"## {name}: {found['title'].removesuffix('.')}")
+        lines += [as_text(Table(**table)).strip() for table in found["tables"]]
+        lines += ["\n".join(f"- {note}" for note in found["notes"])] if found["notes"] else []
+    page.write_text("\n\n".join(lines) + "\n")
+
+
+def listed(fact: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fact.items()) if isinstance(fact, dict) else str(fact)
 
 
 def draw(questions: Questions, folder: Path) -> None:
@@ -115,4 +139,6 @@ PLOTS: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], None]]]] = {
 }
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text())["questions"], Path("docs/images"))
+    found = json.loads(Path(sys.argv[1]).read_text())
+    draw(found["questions"], Path("docs/images"))
+    write(found, Path("docs/evidence/data/benchmarks.md"))
