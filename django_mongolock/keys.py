@@ -106,8 +106,8 @@ def _topmost_model(model: type[Model]) -> type[Model]:
     return concrete
 
 
-#: A field of a template. In a plain key, such a field was never filled.
-_FIELD: Final = re.compile(r"\{[^\W\d]\w*([.\[!:][^{}]*)?\}")
+#: A field of a template, or of Python's own formats. In a plain key, such a field was never filled.
+_FIELD: Final = re.compile(r"\{([^\W\d]\w*([.\[!:][^{}]*)?|\d*)\}|%(\(\w+\))?[sd]\b")
 
 
 class LockKey(str):
@@ -145,8 +145,9 @@ def as_key(source: object) -> object:
     if type(source) is str and (field := _FIELD.search(source[:MAX_TEXT_LENGTH])):
         text = source if len(source) <= 200 else f"{source[:200]}…"
         raise LockKeyInvalid(
-            f"the key {text!r} has the field {field[0][:50]!r}, which nothing fills: make it with lock_key(template, "
-            "name=value), where braces in a value are data. In a template, double braces that are text"
+            f"the key {text!r} has the field {field[0][:50]!r}, which nothing fills: write an f before the text, as in "
+            'f"order:{pk}", or make it with lock_key(template, name=value), where braces in a value are data. In a '
+            "template, double braces that are text"
         )
     return source
 
@@ -284,6 +285,7 @@ def unexpected(name: str, known: Iterable[str]) -> TypeError:
     """Return the error for an unknown keyword argument. The error names the closest known one, and all others."""
     near = difflib.get_close_matches(name, known, n=1)
     meant = f": did you mean {near[0]}=?" if near else "."
+    meant = ": the keys come first, without a name." if name in ("key", "keys", "name") else meant
     return TypeError(f"unexpected keyword argument {name!r}{meant} Known: {', '.join(sorted(known))}")
 
 

@@ -139,11 +139,11 @@ class MongoLock(LockState):
         - early: whether to end the minimum hold (`min_hold`) too.
 
         A release never frees a lock of another holder. If MongoDB cannot be reached, the lock is released in the
-        background, at the latest when its lease ends.
+        background, at the latest when its lease ends. Raises LockMisused for an object that was never acquired, because
+        only the object that acquired a lock can release it.
         """
         try:
-            session = self._own.session
-            return session is not None and session.run(self._own.release_all(early))
+            return self._releasing().run(self._own.release_all(early))
         except BaseException:
             self._own.abandon(stays=not early)  # a signal may strike before the first line of the body
             raise
@@ -151,8 +151,7 @@ class MongoLock(LockState):
     async def arelease(self, *, early: bool = False) -> bool:
         """See release()."""
         try:
-            session = self._own.session
-            return session is not None and await session.arun(self._own.release_all(early))
+            return await self._releasing().arun(self._own.release_all(early))
         except BaseException:
             self._own.abandon(stays=not early)
             raise
@@ -290,6 +289,11 @@ class MongoLock(LockState):
         if not await self.arelease():
             self._report_loss(grants, error)
         return False
+
+    def _releasing(self) -> Session:
+        if self._own.session is None:
+            raise self._not_acquired()
+        return self._own.session
 
     def _limit(self, wait: Seconds | Unset | None, unknown: dict[str, Never]) -> float | None:
         if unknown:
