@@ -106,8 +106,8 @@ def _topmost_model(model: type[Model]) -> type[Model]:
     return concrete
 
 
-#: A field of a template, or of Python's own formats. In a plain key, such a field was never filled.
-_FIELD: Final = re.compile(r"\{([^\W\d]\w*([.\[!:][^{}]*)?|\d*)\}|%(\(\w+\))?[sd]\b")
+#: A field of a template. In a plain key, such a field was never filled.
+_FIELD: Final = re.compile(r"\{[^\W\d]\w*([.\[!:][^{}]*)?\}")
 
 
 class LockKey(str):
@@ -145,9 +145,8 @@ def as_key(source: object) -> object:
     if type(source) is str and (field := _FIELD.search(source[:MAX_TEXT_LENGTH])):
         text = source if len(source) <= 200 else f"{source[:200]}…"
         raise LockKeyInvalid(
-            f"the key {text!r} has the field {field[0][:50]!r}, which nothing fills: write an f before the text, as in "
-            'f"order:{pk}", or make it with lock_key(template, name=value), where braces in a value are data. In a '
-            "template, double braces that are text"
+            f"the key {text!r} has the field {field[0][:50]!r}, which nothing fills: make it with lock_key(template, "
+            "name=value), where braces in a value are data. In a template, double braces that are text"
         )
     return source
 
@@ -184,6 +183,8 @@ class KeyTemplate(string.Formatter):
         between: str | None = None
         for literal, name, spec, conversion in parts:
             between = None if between is None else between + literal
+            if re.search(r"%(\(\w+\))?[sd]\b", literal):
+                raise ValueError(f"key template {template!r}: name a parameter in braces, as in 'order:{{order_id}}'")
             if name is None:
                 continue
             if between is not None and not set(between) & set(SEPARATORS):

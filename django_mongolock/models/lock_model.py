@@ -48,7 +48,7 @@ class LockQuerySet(ReadOnlyQuerySet):
 
     def _filter_or_exclude(self, *args: Any) -> Any:
         try:
-            return super()._filter_or_exclude(*args)
+            return super()._filter_or_exclude(*args)  # type: ignore[misc]
         except FieldError as error:
             raise FieldError(f"{error}. States are methods: held(), stale(), free(), owned_by(owner), …") from None
 
