@@ -161,11 +161,10 @@ def _check_backend(value: object) -> None:
     if not isinstance(value, str):
         raise TypeError("it must be a dotted path")
     try:
-        made = import_string(value)
+        if not hasattr(import_string(value), "new_session"):
+            raise TypeError(f"{value} is no backend of locks")
     except ImportError as error:
         raise ValueError(f"it cannot be imported: {value} ({error})") from None
-    if not hasattr(made, "new_session"):
-        raise TypeError(f"{value} is no backend of locks")
 
 
 #: The checks by setting. Each has an id, a function that refuses wrong values, and a description of a right one.

@@ -9,6 +9,7 @@ import itertools
 import pickle
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -406,11 +407,6 @@ def after_its_block(use: Callable[[MongoLock], object]) -> Callable[[], None]:
     return call
 
 
-def release_by_another_object() -> None:
-    with mongo_lock("a"):
-        mongo_lock("a").release()
-
-
 def nested() -> None:
     with mongo_lock("a"), mongo_lock("a"):
         pass
@@ -461,7 +457,6 @@ def two_mixins(*bases: type) -> Callable[[], type]:
         (acquired(bool), TypeError, "use `if lock.try_acquire()`"),
         (after_its_block(MongoLock.ensure_held), LockMisused, "the lock 'a' was released: do this inside its block"),
         (after_its_block(MongoLock.extend), LockMisused, "the lock 'a' was released: do this inside its block"),
-        (release_by_another_object, LockMisused, "the lock 'a' is not acquired by this object"),
         (nested, LockReentry, "pass reentrant=True to take it again"),
         # decorators
         (decorated(mongo_locked("a"), NoView), TypeError, "goes on functions, methods and view classes, not on NoView"),
@@ -498,6 +493,24 @@ def test_a_mistake_in_code(
     with pytest.raises(error) as caught:
         mistake()
     assert cure in str(caught.value).replace("\n", " ")
+
+
+def test_a_release_by_another_object(mongolock: MemoryLocks, do: Callable[..., Any]) -> None:
+    """The release has no effect, and a warning says so. An object whose acquisition failed gets no warning."""
+    with mongolock.hold("a") as held:
+        lock = mongo_lock("a", wait=0)
+        with pytest.warns(RuntimeWarning, match="'a' is not acquired by this object: use `with`, or"):
+            assert not do(lock, "release")
+        assert not do(lock, "try_acquire")
+        with warnings.catch_warnings(action="error"):
+            assert not do(lock, "release")
+        assert held.held
+
+
+def test_the_place_of_a_release_by_another_object(mongolock: MemoryLocks) -> None:
+    with pytest.warns(RuntimeWarning) as told:
+        mongo_lock("a").release()
+    assert [warning.filename for warning in told] == [__file__]
 
 
 def lookup(**conditions: Any) -> Callable[[], Any]:

@@ -139,11 +139,12 @@ class MongoLock(LockState):
         - early: whether to end the minimum hold (`min_hold`) too.
 
         A release never frees a lock of another holder. If MongoDB cannot be reached, the lock is released in the
-        background, at the latest when its lease ends. Raises LockMisused for an object that was never acquired, because
-        only the object that acquired a lock can release it.
+        background, at the latest when its lease ends. Only the object that acquired a lock can release it. Any other
+        object gets a RuntimeWarning.
         """
         try:
-            return self._releasing().run(self._own.release_all(early))
+            session = self._own.session or self._warn_not_acquired()
+            return session is not None and session.run(self._own.release_all(early))
         except BaseException:
             self._own.abandon(stays=not early)  # a signal may strike before the first line of the body
             raise
@@ -151,7 +152,8 @@ class MongoLock(LockState):
     async def arelease(self, *, early: bool = False) -> bool:
         """See release()."""
         try:
-            return await self._releasing().arun(self._own.release_all(early))
+            session = self._own.session or self._warn_not_acquired()
+            return session is not None and await session.arun(self._own.release_all(early))
         except BaseException:
             self._own.abandon(stays=not early)
             raise
@@ -290,10 +292,9 @@ class MongoLock(LockState):
             self._report_loss(grants, error)
         return False
 
-    def _releasing(self) -> Session:
-        if self._own.session is None:
-            raise self._not_acquired()
-        return self._own.session
+    def _warn_not_acquired(self) -> Session | None:
+        warnings.warn(str(self._not_acquired()), RuntimeWarning, stacklevel=4)
+        return None
 
     def _limit(self, wait: Seconds | Unset | None, unknown: dict[str, Never]) -> float | None:
         if unknown:
