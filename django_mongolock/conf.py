@@ -133,9 +133,7 @@ def _check_prefix(value: object) -> None:
 
 
 def _check_margin(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError("it must be a number")
-    if not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ValueError("it must be a part of the lease, from 0 to 1")
 
 

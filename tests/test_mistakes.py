@@ -26,6 +26,7 @@ from django.core.exceptions import FieldError, ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import NotSupportedError
 from django.db.models import Q
+from django.db.utils import ConnectionRouter
 from django.forms import modelform_factory
 from django.http import HttpRequest
 from django.test import RequestFactory
@@ -56,6 +57,7 @@ from django_mongolock.exceptions import LockKeyInvalid, LockMisused, LockReentry
 from django_mongolock.fencing import fenced_update
 from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.queries import ping
+from django_mongolock.management import checks
 from django_mongolock.management.checks import check_apps, check_settings, check_shared_locks
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
@@ -640,6 +642,15 @@ def test_a_router_that_answers_for_all_models(settings: Settings) -> None:
     (found,) = check_settings(app_configs=None)
     assert found.id == "mongolock.E027"
     assert "before any router that answers for all models" in str(found.hint)
+
+
+@pytest.mark.parametrize("routers", [["django_mongolock.MongoLockRouter"], "django_mongolock.router.MongoLockRouter"])
+def test_a_router_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, routers: Any) -> None:
+    """The check says what to write. It does not end with the traceback of an import."""
+    monkeypatch.setattr(checks, "router", ConnectionRouter(routers))
+    (found,) = check_settings(app_configs=None)
+    assert found.id == "mongolock.E027"
+    assert 'Write DATABASE_ROUTERS = ["django_mongolock.router.MongoLockRouter"]' in str(found.hint)
 
 
 def test_options_of_once_task_on_a_plain_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,11 +157,13 @@ def _check_router(alias: str) -> Iterator[CheckMessage]:
         found = router.db_for_read(Lock)
     except ImproperlyConfigured:  # the other checks report it
         return
+    except ImportError:  # a router of DATABASE_ROUTERS, or DATABASE_ROUTERS is a text and not a list
+        found = None
     if found != alias:
         yield critical(
             "E027",
             f"No router sends the lock model to {alias!r}: it would be read from the default database. {_BELOW}",
-            f'Put "{ROUTER}" into DATABASE_ROUTERS, before any router that answers for all models.',
+            f'Write DATABASE_ROUTERS = ["{ROUTER}"], before any router that answers for all models.',
         )
 
 
