@@ -128,11 +128,7 @@ def get_backend(using: str | None = None) -> Backend[Session]:
         raise ImproperlyConfigured(
             'put "django_mongolock" into INSTALLED_APPS: it makes the indexes, and checks the settings'
         )
-    try:
-        make = import_string(current.BACKEND)
-    except ImportError as error:
-        raise ImproperlyConfigured(f'MONGOLOCK["BACKEND"] cannot be imported: {current.BACKEND}') from error
-    return _backends.setdefault(alias, make(alias, current))
+    return _backends.setdefault(alias, import_string(current.BACKEND)(alias, current))
 
 
 def mongo_store(using: str | None = None) -> MongoStore:

@@ -7,6 +7,7 @@ DATABASES, because the entry may hold a password.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
@@ -132,9 +133,7 @@ def _check_prefix(value: object) -> None:
 
 
 def _check_margin(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError("it must be a number")
-    if not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ValueError("it must be a part of the lease, from 0 to 1")
 
 
@@ -160,7 +159,8 @@ def _check_backend(value: object) -> None:
     if not isinstance(value, str):
         raise TypeError("it must be a dotted path")
     try:
-        import_string(value)
+        if not hasattr(import_string(value), "new_session"):
+            raise TypeError(f"{value} is no backend of locks")
     except ImportError as error:
         raise ValueError(f"it cannot be imported: {value} ({error})") from None
 
@@ -246,9 +246,9 @@ def get_settings() -> LockSettings:
             f"{NAME} has unknown settings: {', '.join(unknown)}. Known: {', '.join(sorted(KNOWN))}"
         )
     alias = raw.get("DATABASE") or ""
-    if not isinstance(alias, str) or not (alias or raw.get("BACKEND") == MEMORY):
+    if not is_alias(alias) or not (alias or raw.get("BACKEND") == MEMORY):
         raise ImproperlyConfigured(
-            f'{NAME}["DATABASE"] is not set: name the DATABASES alias of your MongoDB, '
+            f'{NAME}["DATABASE"] is not set to an alias: name the DATABASES alias of your MongoDB, '
             f'for example {NAME} = {{"DATABASE": "locks"}}'
         )
     for wrong in find_wrong(raw):
@@ -296,8 +296,15 @@ def warning(number: str, message: str, hint: str) -> checks.Warning:
 SCHEMES: Final = ("mongodb", "mongodb+srv")
 #: The NAME of an address without a name. MongoDB refuses it. For "", django-mongodb-backend raises before checks run.
 NO_NAME: Final = " "
+#: A user or a password that the driver can read.
+ENCODED: Final = re.compile(r"([^@:/%]|%[0-9A-Fa-f]{2})*")
 #: The options with secrets, by lower-case name. Each stands beside HOST as well.
 SECRETS: Final = {_.lower(): _ for _ in ("tlsCertificateKeyFilePassword", "authMechanismProperties")}
+
+
+def is_alias(value: object) -> bool:
+    """Return whether *value* may be an alias. An address, and an entry of DATABASES, may have a password."""
+    return isinstance(value, str) and "://" not in value
 
 
 class Address(NamedTuple):
@@ -335,12 +342,17 @@ def database_from_url(url: str) -> dict[str, Any]:
 def address_problem(host: str) -> str | None:
     """Return the problem of a connection string, or None. Quote no part of the string but the names of options."""
     address = _read_address(host)
+    if host != host.strip():
+        return "it begins or ends with a space or a line break"
     if not address.scheme:
         return "it does not begin with mongodb:// or mongodb+srv://"
     try:
         if not split_hosts(address.hosts):
             return "it names no server"
+        is_encoded = ENCODED.fullmatch(address.user + address.password)
     except Exception:  # noqa: BLE001 - the driver raises several, whose texts quote the address
+        is_encoded = None
+    if not is_encoded:
         return "its servers cannot be read; percent-encode characters such as @ : / ? # % in user and password"
     for option in address.options:
         try:

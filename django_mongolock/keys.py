@@ -183,6 +183,8 @@ class KeyTemplate(string.Formatter):
         between: str | None = None
         for literal, name, spec, conversion in parts:
             between = None if between is None else between + literal
+            if re.search(r"%(\(\w+\))?[sd]\b", literal):
+                raise ValueError(f"key template {template!r}: name a parameter in braces, as in 'order:{{order_id}}'")
             if name is None:
                 continue
             if between is not None and not set(between) & set(SEPARATORS):
@@ -284,6 +286,7 @@ def unexpected(name: str, known: Iterable[str]) -> TypeError:
     """Return the error for an unknown keyword argument. The error names the closest known one, and all others."""
     near = difflib.get_close_matches(name, known, n=1)
     meant = f": did you mean {near[0]}=?" if near else "."
+    meant = ": the keys come first, without a name." if name in ("key", "keys", "name") else meant
     return TypeError(f"unexpected keyword argument {name!r}{meant} Known: {', '.join(sorted(known))}")
 
 

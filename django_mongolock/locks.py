@@ -167,7 +167,8 @@ def make_lock(keys: tuple[Key, ...], options: LockOptions, **own: Any) -> Django
         raise TypeError("name at least one key to lock")
     for key in keys[1:]:
         if isinstance(key, (int, float, timedelta)):  # as in other libraries' lock(name, timeout)
-            raise TypeError(f"a lock key must be a str, not {key!r}: did you mean wait={as_seconds(key) + 0}?")
+            meant = f'did you mean wait={as_seconds(key) + 0}? Or one key, as in f"order:{{pk}}"?'
+            raise TypeError(f"a lock key must be a str, not {key!r}: {meant}")
     settings = get_settings()
     templates = {check_key(as_key(key), settings.KEY_PREFIX): template_of(key) for key in keys}
     wait = own.pop("wait", options.wait)

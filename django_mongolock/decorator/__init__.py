@@ -163,6 +163,7 @@ def decorate(plan: LockPlan, function: Any) -> Any:
 def _decorate_class(plan: LockPlan, cls: type) -> type:
     if not issubclass(cls, View):
         raise TypeError(f"@{plan.name} goes on functions, methods and view classes, not on {cls.__name__}")
+    plan.policy.accepts("view", cls.__name__)
     dispatch: Any = cls.dispatch
 
     def run(view: View, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:

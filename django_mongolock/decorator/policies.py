@@ -29,7 +29,7 @@ AGAIN: Final = object()
 #: The error messages for a policy that does not fit the callable.
 _UNFIT: Final[Mapping[CallKind, str]] = {
     "view": 'on_contention="{policy}" makes no response: use "respond" for {name}',
-    "call": 'on_contention="{policy}" is for views: {name} was called without a request',
+    "call": 'on_contention="{policy}" is for views: {name} was called without a request. A Celery task takes "retry"',
     "generator": 'a generator returns no result: its on_contention must be "raise" or "skip"',
 }
 

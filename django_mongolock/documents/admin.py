@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django.contrib import admin, messages
 from django.core import checks
@@ -21,24 +21,19 @@ from .kind import DocumentKind
 
 __all__ = ["DocumentLockAdminMixin"]
 
-if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Any]
-else:
-    ModelAdmin = object
-
 #: The most documents that one action releases.
 MAX_CLEARED_AT_ONCE: Final = 1_000
 
 
-class DocumentLockAdminMixin(ModelAdmin):
+class DocumentLockAdminMixin(admin.ModelAdmin):  # type: ignore[type-arg]
     """The admin mixin for a model that has a `DocumentLock`.
 
     The fields of the lock are read-only. Actions release the selected documents if they are stale, or by force after a
     question. A save raises the version. Work on the document that is under way then ends in its failed state, and is
     done again with the saved values.
 
-    Put the mixin before ModelAdmin, and set `document_lock`. If you set `actions` yourself, name
-    "clear_stale_documents" and "force_release_documents" among them. The actions need the permissions
+    Put the mixin before ModelAdmin, since Python refuses the other order. Set `document_lock`. If you set `actions`
+    yourself, name "clear_stale_documents" and "force_release_documents" among them. The actions need the permissions
     ``django_mongolock.clear_document_lock`` and ``django_mongolock.force_release_lock``.
     """
 

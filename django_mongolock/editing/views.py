@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
@@ -14,14 +14,9 @@ from ..versions.seal import from_primary, key_of, unseal
 from . import texts
 from .page import Editing
 
-if TYPE_CHECKING:
-    View = UpdateView[Any, Any]
-else:
-    View = object
 
-
-class EditLockViewMixin(View):
-    """A mixin for one editor at a time. Put it before UpdateView.
+class EditLockViewMixin(UpdateView):  # type: ignore[type-arg]
+    """A mixin for one editor at a time. Put it before UpdateView. Python refuses the other order.
 
     The template gets `editing`, for ``{% edit_lock editing %}`` and its fields. While someone else is editing, the page
     has `editing.readonly`, and its form is disabled. As in `EditLockMixin`, a save requires that the page showed the

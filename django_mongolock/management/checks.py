@@ -6,6 +6,7 @@ An id is never used for another check. E0xx and W0xx need no server; E1xx and W1
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
@@ -33,6 +34,7 @@ from ..conf import (
     error,
     find_wrong,
     get_settings,
+    is_alias,
     missing_app,
     raw_settings,
     used_apps,
@@ -49,6 +51,8 @@ from ..router import ROUTER
 _BELOW: Final = "Errors of mongodb below come from this."
 #: The characters that the name of a database may not contain.
 REFUSED: Final = ' ."$/\\\0'
+#: A HOST that is no address: names of servers, or the path of a socket.
+HOSTS: Final = re.compile(r"[^@/?]*|/[^@?]*\.sock")
 #: The similarity (difflib) from which a name counts as a typing error. BEAT and EDIT_BEAT are less similar.
 SIMILAR: Final = 0.75
 
@@ -81,6 +85,11 @@ def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:
     found: list[CheckMessage] = [
         error("E004", f"{NAME} has an unknown setting {name!r}.", _known(name))
         for name in sorted(set(raw) - KNOWN, key=str)
+    ]
+    found += [
+        error("E004", f"{NAME}_{name} is not read.", f'Write {NAME} = {{"{name}": …}}.')
+        for name in sorted(KNOWN - set(raw))
+        if hasattr(settings, f"{NAME}_{name}")
     ]
     found += find_wrong(raw)
     return found or list(_check_times(raw))
@@ -129,11 +138,12 @@ def _check_memory() -> Iterator[CheckMessage]:
 
 def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
     mongo = [name for name, entry in settings.DATABASES.items() if entry.get("ENGINE") == ENGINE]
-    choices = f"MongoDB aliases in DATABASES: {', '.join(mongo) or 'none'}."
+    choices = f"Aliases in DATABASES with the ENGINE {ENGINE!r}: {', '.join(mongo) or 'none'}."
     if not alias:
         yield critical("E001", f'{NAME}["DATABASE"] is not set. {_BELOW}', f"Name the alias of your MongoDB. {choices}")
     elif not isinstance(alias, str) or alias not in settings.DATABASES:
-        yield error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES. {_BELOW}', choices)
+        problem = f"names {alias!r}, which is not" if is_alias(alias) else "must be the name of an alias"
+        yield error("E002", f'{NAME}["DATABASE"] {problem} in DATABASES. {_BELOW}', choices)
     elif alias not in mongo:
         yield error("E003", f'{NAME}["DATABASE"] names {alias!r}, which is not MongoDB. {_BELOW}', choices)
     else:
@@ -147,17 +157,19 @@ def _check_router(alias: str) -> Iterator[CheckMessage]:
         found = router.db_for_read(Lock)
     except ImproperlyConfigured:  # the other checks report it
         return
+    except ImportError:  # a router of DATABASE_ROUTERS, or DATABASE_ROUTERS is a text and not a list
+        found = None
     if found != alias:
         yield critical(
             "E027",
             f"No router sends the lock model to {alias!r}: it would be read from the default database. {_BELOW}",
-            f'Put "{ROUTER}" into DATABASE_ROUTERS.',
+            f'Write DATABASE_ROUTERS = ["{ROUTER}"], before any router that answers for all models.',
         )
 
 
 def _check_address(alias: str, entry: Mapping[str, Any]) -> Iterator[CheckMessage]:
     host = entry.get("HOST") or ""
-    address = host if isinstance(host, str) and "://" in host else ""
+    address = host if isinstance(host, str) and not HOSTS.fullmatch(host) else ""
     if address and (problem := address_problem(address)):
         yield error(
             "E019",

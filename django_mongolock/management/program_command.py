@@ -134,7 +134,8 @@ class Child:
         try:
             return subprocess.Popen(command, env=environment, process_group=group)
         except FileNotFoundError as error:
-            raise CommandError(f"the program {command[0]!r} does not exist", returncode=127) from error
+            cure = ": write its arguments apart, without quotes around all of them" * (" " in command[0])
+            raise CommandError(f"the program {command[0]!r} does not exist{cure}", returncode=127) from error
         except OSError as error:
             raise CommandError(f"{command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Unpack
+from typing import Any, Unpack
 
+from django.core.exceptions import FieldError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -45,6 +46,12 @@ class LockQuerySet(ReadOnlyQuerySet):
         """Return the locks with waiters."""
         return self._in_state("waited")
 
+    def _filter_or_exclude(self, *args: Any) -> Any:
+        try:
+            return super()._filter_or_exclude(*args)  # type: ignore[misc]
+        except FieldError as error:
+            raise FieldError(f"{error}. States are methods: held(), stale(), free(), owned_by(owner), …") from None
+
     def _in_state(self, state: str) -> LockQuerySet:
         return self.filter(Condition(queries.in_state(state)))
 
@@ -81,7 +88,7 @@ class LockQuerySet(ReadOnlyQuerySet):
 
         - by, reason: person and reason for the log, the history and the signal `lock_forced`.
         """
-        return sum(_each(self, lambda lock: lock.force_release(self._owner, by=by, reason=reason)))
+        return sum(_each(self._chosen(), lambda lock: lock.force_release(self._owner, by=by, reason=reason)))
 
     def ask_to_release(self, requested_by: str) -> int:
         """Ask the holders of each of these locks to release it. Return the number of holders asked.
@@ -91,7 +98,13 @@ class LockQuerySet(ReadOnlyQuerySet):
 
         - requested_by: name shown to the holders.
         """
-        return sum(_each(self, lambda lock: lock.ask_to_release(requested_by) if lock.expires_at else 0))
+        return sum(_each(self._chosen(), lambda lock: lock.ask_to_release(requested_by) if lock.expires_at else 0))
+
+    def _chosen(self) -> LockQuerySet:
+        """Return these locks. Raise TypeError without a condition, because other sites may lock in this database."""
+        if not (self.query.where or self.query.is_sliced):
+            raise TypeError("this means every lock of the database: choose some with filter(), or say held()")
+        return self
 
 
 def _each(locks: LockQuerySet, act: Callable[[Lock], int]) -> Iterator[int]:

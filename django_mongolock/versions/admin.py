@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django import forms
 from django.contrib import admin, messages
@@ -27,18 +27,12 @@ from .seal import from_primary, is_current, seal, show, unseal
 
 __all__ = ["VersionedAdmin", "VersionedForms"]
 
-if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Any]
-    BaseModelAdmin = admin.options.BaseModelAdmin[Any]
-else:
-    ModelAdmin, BaseModelAdmin = admin.ModelAdmin, admin.options.BaseModelAdmin
-
 #: The prefix of the names of guards.
 GUARD: Final = "_guard_"
 Inner = Callable[..., Any]
 
 
-class GuardedAdmin(ModelAdmin):
+class GuardedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """An admin with guards around its methods.
 
     The guard of a method is the method ``_guard_<name>``. It gets the method as its first argument. A guard belongs to
@@ -282,7 +276,7 @@ def _seal_rows(formset: Any) -> None:
             formset.management_form.fields[f"{form.prefix.rpartition('-')[2]}-{FIELD}"] = field
 
 
-class VersionedForms(BaseModelAdmin):
+class VersionedForms(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
     """An admin of any class for rows that carry the version: ``class Lines(VersionedForms, admin.TabularInline)``.
 
     Derive your own forms from VersionedModelForm.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from django import forms
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
@@ -13,6 +13,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from ..engine.lock.transaction import out_of_commit_hook
+from ..engine.logs import WARNING, log
 from ..exceptions import VersionConflict
 from .checking import all_or_nothing, version_field
 from .saving import Saving
@@ -36,11 +37,6 @@ from .seal import (
 
 __all__ = ["SealedModelForm", "VersionedModelForm"]
 
-if TYPE_CHECKING:
-    ModelForm = forms.ModelForm[Any]
-else:
-    ModelForm = forms.ModelForm
-
 #: The hidden field that carries the seal.
 FIELD = "version_read"
 
@@ -57,7 +53,7 @@ class SealField(forms.CharField):
         return False
 
 
-class SealedModelForm(ModelForm):
+class SealedModelForm(forms.ModelForm):  # type: ignore[type-arg]
     """A ModelForm whose page carries a record of what it showed, in the hidden field `version_read`.
 
     The record has the version of a model with a version, and a digest of each field.
@@ -95,6 +91,8 @@ class SealedModelForm(ModelForm):
     def _post_clean(self) -> None:
         """Compare with the stored values, before Django puts the typed values into the instance."""
         page = unseal(self.data.get(self.add_prefix(FIELD)))
+        if self.add_prefix(FIELD) not in self.data and not self.instance._state.adding:
+            log(WARNING, "a form was sent without {{ form.version_read }}", place=self._meta.model._meta.label)
         if not self.instance._state.adding:
             self._compare(page)
         elif page is not None and not self._is_kept(page):

@@ -44,8 +44,9 @@ def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
 
 def test_a_release_gives_back_once_and_never_what_another_holds(here: Here, face: Face) -> None:
     """F38: A release returns False when it is repeated, without an acquisition, after a loss, or when another caller
-    holds the lock. The other caller keeps it."""
-    assert not face.release(here.lock())
+    holds the lock. The other caller keeps it. An object without an acquisition gets a warning, too."""
+    with pytest.warns(RuntimeWarning, match="not acquired by this object"):
+        assert not face.release(here.lock())
     mine = face.acquire(here.lock(terms=Terms(lease=30)))
     assert face.release(mine)
     assert not face.release(mine)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from django.core.management import call_command
 from django.db import connections
@@ -37,10 +38,10 @@ def python(*arguments: str, folder: Path | None = None, **environment: str) -> s
     return done.stdout
 
 
-def said_by(*command: str) -> str:
+def said_by(*command: str, **options: Any) -> str:
     """Return the output of a management command that runs in this process."""
     out = io.StringIO()
-    call_command(*command, stdout=out)
+    call_command(*command, stdout=out, **options)
     return out.getvalue()
 
 

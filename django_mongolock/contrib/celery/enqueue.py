@@ -127,8 +127,9 @@ def enqueue_once(
     This saves work. It does not keep two runs apart. Put `mongo_locked` on the task for that. If the key cannot be
     taken within a second, the task is sent without it, and a warning is logged. Raises what `apply_async` raises.
     """
-    if not isinstance(task, Task):
-        raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
+    if not isinstance(task, Task) or isinstance(args, str) or not isinstance(args, Sequence):
+        both = f"{task!r} and {args!r:.40}"
+        raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {both}")
     given, named = tuple(args), dict(kwargs or {})
     chosen = None if key is None else str(as_key(key))
     make = partial(once_key, task, given, named) if chosen is None else partial(valid_key, chosen)

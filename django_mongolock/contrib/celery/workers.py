@@ -15,7 +15,7 @@ from django.core import checks
 from django.core.checks import CheckMessage
 
 from ...backends import close_backends
-from ...conf import warning
+from ...conf import error, warning
 from ...context import task_place
 from ...decorator import mongo_locked
 from ...engine.logs import WARNING, log
@@ -24,6 +24,7 @@ from ...exceptions import LockError
 from ...inspection.kinds import Choice, Swept
 from ...inspection.named_locks import NamedLocks
 from ...owners import release_gone
+from .enqueue import OnceTask
 
 #: The longest wait for the end of a process that was told to end, and the pause between two looks, in seconds.
 LONGEST_END: Final = 10.0
@@ -77,6 +78,15 @@ def _release(place: str) -> None:
 
 #: The brokers that deliver an unacknowledged message again, and their visibility timeouts in seconds.
 BROKERS: Final = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
+
+
+@checks.register()
+def check_once(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that the tasks with options of OnceTask are such tasks. Celery accepts any option."""
+    tasks: list[Any] = list(current_app.tasks.values())
+    plain = sorted(task.name for task in tasks if hasattr(task, "once_key") and not isinstance(task, OnceTask))
+    hint = "Write @shared_task(base=OnceTask, once_key=…), with OnceTask from django_mongolock.contrib.celery."
+    return [error("E028", f"The task {name} has a once_key, but is no OnceTask.", hint) for name in plain]
 
 
 @checks.register()

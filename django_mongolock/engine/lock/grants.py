@@ -76,6 +76,7 @@ class LockGrants:
     def acquire_all(self, session: Session, wait: float | None) -> Protocol[None]:
         """Acquire all keys, or none."""
         self._begin()
+        self.session = session
         called = began = session.now()
         deadline = FOREVER if wait is None else began + wait
         grants: list[Grant] = []
@@ -90,7 +91,7 @@ class LockGrants:
                 grant.acquired_from = grant.acquired_from or where
                 if not grant.held:  # lost during the wait for the next one
                     raise LockLost(grant.key, grant.token, grant.reason)
-            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(owner_tokens)
+            self.grants, self._owner_tokens = tuple(grants), tuple(owner_tokens)
             self.last = self.grants
         except LockNotAcquired:
             try:
@@ -125,7 +126,7 @@ class LockGrants:
             raise LockMisused("this lock object is being acquired elsewhere: make a new one for every use")
         if self.grants and self.is_ours:
             self._busy.release()
-            raise LockMisused("this lock object is in use: release it first, or make a new one for every use")
+            raise LockMisused("this lock object is in use: `with` needs no acquire(); make a new one for every use")
         self.grants = self.last = self._owner_tokens = ()
         self.is_cancelled = False
         self._user = self._new_user()

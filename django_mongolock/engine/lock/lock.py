@@ -139,10 +139,11 @@ class MongoLock(LockState):
         - early: whether to end the minimum hold (`min_hold`) too.
 
         A release never frees a lock of another holder. If MongoDB cannot be reached, the lock is released in the
-        background, at the latest when its lease ends.
+        background, at the latest when its lease ends. Only the object that acquired a lock can release it. Any other
+        object gets a RuntimeWarning.
         """
         try:
-            session = self._own.session
+            session = self._own.session or self._warn_not_acquired()
             return session is not None and session.run(self._own.release_all(early))
         except BaseException:
             self._own.abandon(stays=not early)  # a signal may strike before the first line of the body
@@ -151,7 +152,7 @@ class MongoLock(LockState):
     async def arelease(self, *, early: bool = False) -> bool:
         """See release()."""
         try:
-            session = self._own.session
+            session = self._own.session or self._warn_not_acquired()
             return session is not None and await session.arun(self._own.release_all(early))
         except BaseException:
             self._own.abandon(stays=not early)
@@ -290,6 +291,10 @@ class MongoLock(LockState):
         if not await self.arelease():
             self._report_loss(grants, error)
         return False
+
+    def _warn_not_acquired(self) -> Session | None:
+        warnings.warn(str(self._not_acquired()), RuntimeWarning, stacklevel=4)
+        return None
 
     def _limit(self, wait: Seconds | Unset | None, unknown: dict[str, Never]) -> float | None:
         if unknown:

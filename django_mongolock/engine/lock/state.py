@@ -105,7 +105,9 @@ class LockState:
         return ", ".join(repr(key) for key in self.keys)
 
     def _not_acquired(self) -> LockMisused:
-        return LockMisused(f"the lock {self._names} is not acquired: use `with`, or call acquire() first")
+        if self._own.last:
+            return LockMisused(f"the lock {self._names} was released: do this inside its block, or before release()")
+        return LockMisused(f"the lock {self._names} is not acquired by this object: use `with`, or call its acquire()")
 
     def _session(self) -> Session:
         """Return the session of this object's grants. Without grants, return that of this process."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...engine.rule.options import check_age
 from ...engine.text_checks import check_fact
 from ...exceptions import printable
 from ...inspection.kinds import Choice, LockKind, Row, Swept
@@ -52,21 +53,19 @@ exit codes:
             metavar="TIME",
             help="only locks whose lease ended at least so long ago: seconds, or 5m, 2h, 1d",
         )
-        parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="clear without a confirmation"
-        )
+        parser.add_argument("--no-input", "--noinput", action="store_true", help="clear without a confirmation")
         self.add_kind(parser)
         super().add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
         self.failed, self.options = {}, options
         dry_run = options["dry_run"]
-        asks = options["interactive"] and not dry_run
+        asks = not (options["no_input"] or dry_run)
         if asks and (options["json"] or not sys.stdin.isatty()):
             raise CommandError("there is no terminal for the confirmation: use --no-input, or --dry-run to look first")
         with self.reporting_errors():
             owner = check_fact("--owner", options["owner"])
-            self.choice = Choice("stale", owner, options["older_than"], key=self.keys(options))
+            self.choice = Choice("stale", owner, check_age(options["older_than"]), key=self.keys(options))
             kinds = self.kinds(options)
             if asks and not self._is_confirmed(kinds):
                 return
