@@ -80,6 +80,30 @@ def damaged(chance: random.Random, document: Document) -> Document:
     return others | chance.choice([{}, {name: None}, {name: "x"}, {name: 7}, {name: []}, {name: [{"grant": "a"}]}])
 
 
+def test_the_short_hand_over_is_the_rule() -> None:
+    """Where the short form acts, the document is as after the whole rule, at any time and under any clock."""
+    chance, acted, left = random.Random(2), 0, 0
+    for seed in range(40):
+        made = documents(random.Random(seed))
+        for before in (next(made) for _ in range(60)):
+            holders, waiters = before["holders"], before["waiters"]
+            if len(holders) != 1 or not waiters or waiters[0]["mode"] != "exclusive":
+                continue
+            given = holders[0]["grant"]
+            step = Step(remove=(given,), given=given, force=True)
+            now = before["written_at"] + timedelta(milliseconds=chance.choice([0, 1, 500, 1_500, -1, -3_000]))
+            ticks = before["cluster_time"].inc + chance.choice([0, 1, -1])
+            moment = Moment(now, chance.choice([before["clock"], before["clock"], "term-9"]), Timestamp(100, ticks))
+            arguments = step.arguments(LIMITS, moment.clock, moment.cluster_time)
+            after = run(list(HAND_OVER), before, bound(arguments), now)
+            if after == before:
+                left += 1
+            else:
+                acted += 1
+                assert after == apply_rule(before, step, LIMITS, moment)
+    assert min(acted, left) >= 50
+
+
 @pytest.mark.long
 def test_the_interpreter_does_what_mongodb_does(mongo: MongoClient[Document]) -> None:
     """The interpreter equals MongoDB on thousands of sound and damaged documents, for every pipeline and every

@@ -202,7 +202,7 @@ class Step:
     @property
     def only_releases(self) -> bool:
         """Whether the step only removes the given holder, for good."""
-        return bool(self.given) and self.force and not (self.add is not None or self.tombstone_ttl)
+        return self.remove == (self.given,) and self.force and not (self.add is not None or self.tombstone_ttl)
 
     def arguments(self, limits: Limits, clock: object, cluster_time: object) -> dict[str, Any]:
         """Return the command's ``let``.

@@ -32,6 +32,7 @@ from .expressions import (
     merge,
     purge_time,
 )
+from .pipeline import IS_OTHER_PRIMARY
 
 Filter = dict[str, Any]
 
@@ -79,7 +80,10 @@ TAKE_FREE: list[RawBSONDocument] = [
 IS_FREE: Filter = {"holders": _EMPTY, "waiters": _EMPTY}
 
 _HELD: Expression = {
-    "$subtract": [{"$min": ["$$NOW", {"$first": "$holders.until"}]}, {"$first": "$holders.acquired_at"}]
+    "$subtract": [
+        {"$min": ["$$NOW", {"$first": "$holders.until"}, {"$first": "$holders.released"}]},
+        {"$first": "$holders.acquired_at"},
+    ]
 }
 
 #: Releases the only holder of a document that matches `IS_UNCONTENDED`.
@@ -101,19 +105,18 @@ RELEASE_UNCONTENDED: list[RawBSONDocument] = [
 IS_UNCONTENDED: Filter = {"v": SCHEMA, "holders": {"$size": 1}, "waiters": _EMPTY}
 
 _WAITED: Expression = {"$subtract": ["$$NOW", "$$next.since"]}
-#: Whether the time of the command is simply `$$NOW`, and the time of no entry is over (see `pipeline`).
-_IS_CALM: Expression = {
-    "$and": [
-        {"$eq": ["$clock", "$$c.clock"]},
-        {"$not": [{"$and": ["$$op", {"$lte": ["$$op", "$cluster_time"]}]}]},
-        {"$gte": ["$$NOW", "$written_at"]},
-        {"$gt": [{"$min": [{"$min": "$holders.until"}, {"$min": "$waiters.until"}]}, "$$NOW"]},
-    ]
-}
+#: Whether the time of the command is simply `$$NOW`, and no entry's time is over.
+_IS_CALM: list[Expression] = [
+    {"$not": ["$$late"]},
+    {"$not": [IS_OTHER_PRIMARY]},
+    {"$gte": ["$$NOW", "$written_at"]},
+    {"$gt": [{"$min": [{"$min": "$holders.until"}, {"$min": "$waiters.until"}]}, "$$NOW"]},
+]
 _HANDED_OVER: dict[str, Expression] = {
     "holders": [merge("$$next", {"acquired_at": "$$NOW", "token": _NEXT_TOKEN})],
     "waiters": {"$slice": ["$waiters", 1, MAX_ENTRIES]},
     "token": _NEXT_TOKEN,
+    "clock": "$$c.clock",
     "written_at": "$$NOW",
     "cluster_time": "$$op",
     "expires_at": "$$next.until",
@@ -132,8 +135,8 @@ HAND_OVER: list[RawBSONDocument] = [
     encoded(
         {
             "$replaceWith": let(
-                {"next": {"$first": "$waiters"}},
-                {"$cond": [{"$and": [_IS_CALM, IS_WHOLE]}, merge("$$ROOT", _HANDED_OVER), "$$ROOT"]},
+                {"doc": "$$ROOT", "next": {"$first": "$waiters"}, "late": is_late("$cluster_time")},
+                {"$cond": [{"$and": [*_IS_CALM, IS_WHOLE]}, merge("$$ROOT", _HANDED_OVER), "$$ROOT"]},
             )
         }
     )

@@ -112,8 +112,8 @@ class KeyGuesses:
 
     def __init__(self) -> None:
         self._left: OrderedDict[str, int] = OrderedDict()
-        #: The held keys with waiters, and whether the first waiter is probably exclusive.
-        self._with_waiters: OrderedDict[str, bool] = OrderedDict()
+        #: The held keys with waiters, and for how many releases no exclusive first waiter is guessed.
+        self._with_waiters: OrderedDict[str, int] = OrderedDict()
         self._unknown_are_free = False
         self._mutex = threading.Lock()
 
@@ -128,8 +128,7 @@ class KeyGuesses:
         """Record that *key* was released, and a waiter got it."""
         with self._mutex:
             self._keep(key, min(0, self._left.get(key, 0)))
-            self._with_waiters.setdefault(key, True)
-            self._with_waiters.move_to_end(key)
+            self._with_waiters[key] = max(0, self._with_waiters.pop(key, 0) - 1)
             if len(self._with_waiters) > MAX_KEYS:
                 self._with_waiters.popitem(last=False)
 
@@ -139,7 +138,7 @@ class KeyGuesses:
 
     def is_next_exclusive(self, key: str) -> bool:
         """Return whether the held *key* probably has waiters, and the first of them is exclusive."""
-        return self._with_waiters.get(key, False)
+        return self._with_waiters.get(key) == 0
 
     def is_free(self, key: str) -> bool:
         """Return whether *key* is probably free. Each release allows one guess, and an unknown key allows one."""
@@ -153,7 +152,7 @@ class KeyGuesses:
         """Record that a guess at *key* was wrong."""
         with self._mutex:
             if key in self._with_waiters:
-                self._with_waiters[key] = False
+                self._with_waiters[key] = NO_GUESS_FOR
             else:
                 self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
 
