@@ -26,7 +26,7 @@ from ..engine.rule.in_python import (
     apply_rule,
     is_free,
     is_held,
-    is_next_exclusive,
+    is_one_by_one,
     is_there,
     is_uncontended,
     reply_of,
@@ -194,7 +194,7 @@ class MemoryStore:
 
     def hand_over(self, key: str, step: Step, timeout: float) -> Reply | None:
         self.answer(key)
-        document, now = self.server.apply(key, step, self.limits, partial(is_next_exclusive, grant=step.given))
+        document, now = self.server.apply(key, step, self.limits, partial(is_one_by_one, grant=step.given))
         if document is None:
             return None
         reply = reply_of(key, document, step.ask, now)

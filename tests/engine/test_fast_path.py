@@ -102,16 +102,21 @@ class TestHandOver:
         return forms
 
     def test_the_last_release_counts(self, here: Here) -> None:
-        """A wrong guess costs a command that changes nothing, once."""
-        assert self.released(here, "exclusive") == ["RELEASE_UNCONTENDED", "whole"]
+        """A wrong guess costs a command that changes nothing, or the confirmation by the majority."""
+        assert self.released(here, "exclusive") == ["RELEASE_UNCONTENDED", "HAND_OVER"]
         assert self.released(here, "exclusive") == ["HAND_OVER"]
-        assert self.released(here) == ["HAND_OVER", "whole"]
+        assert self.released(here) == ["HAND_OVER"]
         assert self.released(here) == ["RELEASE_UNCONTENDED"]
 
     def test_a_reader_is_let_in_by_the_whole_rule(self, here: Here) -> None:
-        """While the first waiter is not exclusive, no wrong guess is made again."""
-        assert self.released(here, "shared") == ["RELEASE_UNCONTENDED", "whole"]
-        assert self.released(here, "shared") == ["HAND_OVER", "whole"]
+        """While the first waiter is not exclusive, the wrong guess is not made again soon."""
+        assert self.released(here, "shared") == ["RELEASE_UNCONTENDED", "HAND_OVER", "whole"]
         assert self.released(here, "shared") == ["whole"]
         assert self.released(here) == ["whole"]
         assert self.released(here) == ["RELEASE_UNCONTENDED"]
+        assert self.released(here, "exclusive") == ["RELEASE_UNCONTENDED", "HAND_OVER"]
+
+    def test_readers_are_released_by_the_whole_rule(self, here: Here) -> None:
+        with here.lock(terms=replace(CALM, mode="shared", capacity=UNLIMITED)):
+            here.commands.clear()
+        assert sent(here.commands) == ["whole"]

@@ -13,7 +13,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from django_mongolock.engine.rule.document import Limits, Mode, Step, Terms, entry
-from django_mongolock.engine.rule.in_python import Moment, apply_rule
+from django_mongolock.engine.rule.in_python import Moment, apply_rule, is_one_by_one
 from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import REPLY, REPLY_HANDED_OVER, REPLY_TAKEN, REPLY_TO_OWNER
 from django_mongolock.engine.rule.short_forms import HAND_OVER, RELEASE_UNCONTENDED, TAKE_FREE
@@ -86,10 +86,9 @@ def test_the_short_hand_over_is_the_rule() -> None:
     for seed in range(40):
         made = documents(random.Random(seed))
         for before in (next(made) for _ in range(60)):
-            holders, waiters = before["holders"], before["waiters"]
-            if len(holders) != 1 or not waiters or waiters[0]["mode"] != "exclusive":
+            given = before["holders"][0]["grant"] if before["holders"] else ""
+            if not is_one_by_one(before, given):
                 continue
-            given = holders[0]["grant"]
             step = Step(remove=(given,), given=given, force=True)
             now = before["written_at"] + timedelta(milliseconds=chance.choice([0, 1, 500, 1_500, -1, -3_000]))
             ticks = before["cluster_time"].inc + chance.choice([0, 1, -1])

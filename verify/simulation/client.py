@@ -13,7 +13,7 @@ from django_mongolock.engine.rule.in_python import (
     NOTHING,
     is_free,
     is_held,
-    is_next_exclusive,
+    is_one_by_one,
     is_there,
     is_uncontended,
     reply_of,
@@ -107,7 +107,7 @@ class SimStore:
         return reply if reply.held else None
 
     def hand_over(self, key: str, step: Step, timeout: float) -> Reply | None:
-        given = partial(is_next_exclusive, grant=step.given)
+        given = partial(is_one_by_one, grant=step.given)
         work = partial(self._write, key, step, given, reply=True, short=HAND_OVER)
         reply: Reply = self._send(work, timeout, key, once=True)
         self.ring(reply.bells)

@@ -1,6 +1,6 @@
 """Short forms of the rule for three frequent commands.
 
-They acquire a free lock, release a lock without waiters, and release an exclusive lock to the first waiter.
+They acquire a free lock, release a lock without waiters, and hand an exclusive lock over to the first waiter.
 
 The whole rule is up to 9 KB. The server parses it for each command, and parsing takes longer than evaluation. In these
 cases the rule comes down to something much shorter. A short form changes only a document of its case. If it changed
@@ -112,25 +112,26 @@ _IS_CALM: list[Expression] = [
     {"$gte": ["$$NOW", "$written_at"]},
     {"$gt": [{"$min": [{"$min": "$holders.until"}, {"$min": "$waiters.until"}]}, "$$NOW"]},
 ]
+#: The changes of a hand-over to `$$next`, the first waiter. Without waiters it is missing.
 _HANDED_OVER: dict[str, Expression] = {
-    "holders": [merge("$$next", {"acquired_at": "$$NOW", "token": _NEXT_TOKEN})],
+    "holders": {"$cond": ["$$next", [merge("$$next", {"acquired_at": "$$NOW", "token": _NEXT_TOKEN})], []]},
     "waiters": {"$slice": ["$waiters", 1, MAX_ENTRIES]},
-    "token": _NEXT_TOKEN,
+    "token": {"$cond": ["$$next", _NEXT_TOKEN, "$token"]},
     "clock": "$$c.clock",
     "written_at": "$$NOW",
     "cluster_time": "$$op",
-    "expires_at": "$$next.until",
+    "expires_at": {"$ifNull": ["$$next.until", None]},
     "purge_at": purge_time("$$NOW", "$purge_at", "$$next.until", "$contended"),
     "changes": {"$add": ["$changes", 1]},
-    "acquisitions": {"$add": ["$acquisitions", 1]},
+    "acquisitions": {"$add": ["$acquisitions", {"$cond": ["$$next", 1, 0]}]},
     "contended": {"$add": ["$contended", {"$cond": [_WAITED, 1, 0]}]},
-    "waited_ms": {"$add": ["$waited_ms", _WAITED]},
+    "waited_ms": {"$sum": ["$waited_ms", _WAITED]},
     "longest_wait_ms": {"$max": ["$longest_wait_ms", _WAITED]},
     "held_ms": {"$add": ["$held_ms", _HELD]},
     "longest_hold_ms": {"$max": ["$longest_hold_ms", _HELD]},
     "last_holder": {"$first": "$holders"},
 }
-#: Releases the only holder of a document that matches `IS_NEXT_EXCLUSIVE`, and grants the lock to the first waiter.
+#: Releases the only holder of a document that matches `IS_ONE_BY_ONE`, and grants the lock to the first waiter.
 HAND_OVER: list[RawBSONDocument] = [
     encoded(
         {
@@ -141,5 +142,6 @@ HAND_OVER: list[RawBSONDocument] = [
         }
     )
 ]
-#: Matches documents with a single holder and an exclusive first waiter. The caller adds that the holder is the grant.
-IS_NEXT_EXCLUSIVE: Filter = {"holders": {"$size": 1}, "waiters.0.mode": "exclusive"}
+#: Matches documents with a single holder, and with an exclusive first waiter or none. The caller adds that the holder
+#: is the grant.
+IS_ONE_BY_ONE: Filter = {"holders": {"$size": 1}, "waiters.0.mode": {"$nin": ["shared", "semaphore"]}}

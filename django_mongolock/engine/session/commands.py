@@ -212,18 +212,23 @@ class Commands:
     def _send_step(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
         """Apply the step. If a short form of the rule probably fits, try that first."""
         store, started = self._session.store, self._session.now()
-        if step.only_releases and self.guesses.is_next_exclusive(key):
-            reply = store.hand_over(key, step, timeout)
+        if self._is_one_by_one(key, step):
+            reply, guessed_wrong = store.hand_over(key, step, timeout), self.guesses.is_not_one_by_one
         elif step.only_adds and self.guesses.is_free(key):
-            reply = store.take_free(key, step, timeout)
+            reply, guessed_wrong = store.take_free(key, step, timeout), self.guesses.is_not_free
         else:
             return store.apply(key, step, timeout)
         if reply is not None:
             return reply
-        self.guesses.was_wrong(key)
+        guessed_wrong(key)
         now = self._session.now()
         step = self.with_arrival(step, grant, now)
         return store.apply(key, step, max(SHORTEST_COMMAND, timeout - (now - started)))
+
+    def _is_one_by_one(self, key: str, step: Step) -> bool:
+        """Return whether *step* only releases an exclusive grant, probably to another one or to nobody."""
+        held = self._session.registry.grants.get(step.given) if step.only_releases else None
+        return held is not None and held.terms.mode == "exclusive" and self.guesses.is_one_by_one(key)
 
     def _queue_next(self, grant_id: str, timeout: float) -> None:
         """See protocol.actions.QueueNext."""

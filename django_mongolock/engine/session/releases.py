@@ -15,8 +15,8 @@ A key that is probably free, or new, is acquired with a much shorter command (`s
 command does nothing if the key is not free after all, and the whole command follows. The guess must therefore be right
 nearly always.
 
-A key that probably has waiters is released with the whole command at once. A release for a lock without a waiter would
-do nothing there, and cost a round trip before the hand-over.
+A key that probably has waiters is not released with the command for a lock without a waiter. That command would do
+nothing, and cost a round trip before the hand-over.
 """
 
 from __future__ import annotations
@@ -103,16 +103,17 @@ class Releases:
 
 
 class KeyGuesses:
-    """A guess at the keys that are free, and at the held keys with waiters. May be called from any thread.
+    """Guesses at the keys. They decide which form of the rule is tried first. May be called from any thread.
 
-    A key is guessed to be free if this process released it while no other grant held it or waited for it. An unknown
-    key is guessed to be free if the last unknown key was. A held key is guessed to have waiters if its last release by
-    this process handed it over.
+    - A key is probably free if this process released it while no other grant held it or waited for it. An unknown key
+      is probably free if the last unknown key was.
+    - A held key probably has waiters if its last release by this process handed it over.
+    - A held key is probably handed over one by one, unless this was wrong lately.
     """
 
     def __init__(self) -> None:
         self._left: OrderedDict[str, int] = OrderedDict()
-        #: The held keys with waiters, and for how many releases no exclusive first waiter is guessed.
+        #: The keys with waiters, and the number of releases that are not guessed to hand them over one by one.
         self._with_waiters: OrderedDict[str, int] = OrderedDict()
         self._unknown_are_free = False
         self._mutex = threading.Lock()
@@ -122,42 +123,44 @@ class KeyGuesses:
         with self._mutex:
             self._with_waiters.pop(key, None)
             self._unknown_are_free |= key not in self._left
-            self._keep(key, self._left.get(key, 0) + 1)
+            self._keep(self._left, key, self._left.get(key, 0) + 1)
 
     def handed_over(self, key: str) -> None:
         """Record that *key* was released, and a waiter got it."""
         with self._mutex:
-            self._keep(key, min(0, self._left.get(key, 0)))
-            self._with_waiters[key] = max(0, self._with_waiters.pop(key, 0) - 1)
-            if len(self._with_waiters) > MAX_KEYS:
-                self._with_waiters.popitem(last=False)
+            self._keep(self._left, key, min(0, self._left.get(key, 0)))
+            self._keep(self._with_waiters, key, max(0, self._with_waiters.get(key, 0) - 1))
 
     def has_waiters(self, key: str) -> bool:
         """Return whether the held *key* probably has waiters."""
         return key in self._with_waiters
 
-    def is_next_exclusive(self, key: str) -> bool:
-        """Return whether the held *key* probably has waiters, and the first of them is exclusive."""
-        return self._with_waiters.get(key) == 0
+    def is_one_by_one(self, key: str) -> bool:
+        """Return whether the held *key* probably has an exclusive first waiter, or none."""
+        return self._with_waiters.get(key, 0) == 0
+
+    def is_not_one_by_one(self, key: str) -> None:
+        """Record that this guess was wrong."""
+        with self._mutex:
+            self._keep(self._with_waiters, key, NO_GUESS_FOR)
 
     def is_free(self, key: str) -> bool:
         """Return whether *key* is probably free. Each release allows one guess, and an unknown key allows one."""
         with self._mutex:
             if self._left.get(key, self._unknown_are_free) <= 0:
                 return False
-            self._keep(key, 0)
+            self._keep(self._left, key, 0)
             return True
 
-    def was_wrong(self, key: str) -> None:
-        """Record that a guess at *key* was wrong."""
+    def is_not_free(self, key: str) -> None:
+        """Record that this guess was wrong."""
         with self._mutex:
-            if key in self._with_waiters:
-                self._with_waiters[key] = NO_GUESS_FOR
-            else:
-                self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
+            self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
 
-    def _keep(self, key: str, left: int) -> None:
-        self._left.pop(key, None)
-        self._left[key] = left
-        while len(self._left) > MAX_KEYS:
-            self._left.popitem(last=False)
+    @staticmethod
+    def _keep(numbers: OrderedDict[str, int], key: str, number: int) -> None:
+        """Remember the number as the latest one."""
+        numbers[key] = number
+        numbers.move_to_end(key)
+        while len(numbers) > MAX_KEYS:
+            numbers.popitem(last=False)

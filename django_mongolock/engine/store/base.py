@@ -37,10 +37,10 @@ class Store(Protocol):
         """
 
     def hand_over(self, key: str, step: Step, timeout: float) -> Reply | None:
-        """Apply *step*, which only releases, if the first waiter wants the lock for itself.
+        """Apply *step*, which only releases, unless the first waiter shares the lock. Return None if nothing was done.
 
-        Return None if nothing was done. The meaning and the errors are those of `apply`. A hand-over takes a tenth
-        less time. The answer has only the bells.
+        The meaning and the errors are those of `apply`. A hand-over takes a tenth less time. The answer has only the
+        bells.
         """
 
     def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:

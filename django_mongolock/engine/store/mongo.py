@@ -44,7 +44,7 @@ from ..rule.replies import (
 from ..rule.short_forms import (
     HAND_OVER,
     IS_FREE,
-    IS_NEXT_EXCLUSIVE,
+    IS_ONE_BY_ONE,
     IS_UNCONTENDED,
     RELEASE_UNCONTENDED,
     TAKE_FREE,
@@ -202,12 +202,12 @@ class MongoStore:
 
     def hand_over(self, key: str, step: Step, timeout: float) -> Reply | None:
         """See Store.hand_over()."""
-        where = {"_id": {"$eq": key}, "holders.grant": {"$eq": step.given}, **IS_NEXT_EXCLUSIVE}
+        where = {"_id": {"$eq": key}, "holders.grant": {"$eq": step.given}, **IS_ONE_BY_ONE}
         with self.bounded(timeout, key):
             found = self._find_and_modify(key, step, query=where, update=HAND_OVER, fields=REPLY_HANDED_OVER)
-        bells = read_bells(found or {})
-        if not bells or bells[0].grant == step.given:  # no such document, or not changed
+        if found is None or step.given in found["holders"]:  # no such document, or not changed
             return None
+        bells = read_bells(found)
         self.ring(bells)
         return Reply(bells=bells)
 
