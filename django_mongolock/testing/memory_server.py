@@ -20,17 +20,7 @@ from ..engine.protocol.actions import Action, Apply, Pause, Protocol, WaitResult
 from ..engine.protocol.processes import Fate
 from ..engine.rule.deadlock import Cycle, cycle_of
 from ..engine.rule.document import Limits, Step
-from ..engine.rule.in_python import (
-    NOTHING,
-    Moment,
-    apply_rule,
-    is_free,
-    is_held,
-    is_one_by_one,
-    is_there,
-    is_uncontended,
-    reply_of,
-)
+from ..engine.rule.in_python import NOTHING, Moment, apply_rule, is_free, is_held, is_there, is_uncontended, reply_of
 from ..engine.rule.replies import Bell, Found, Reply, read_found
 from ..engine.session.ending import Orphans
 from ..engine.session.grant import Grant
@@ -191,15 +181,6 @@ class MemoryStore:
         self.answer(key)
         document, now = self.server.apply(key, step, self.limits, partial(is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
-
-    def hand_over(self, key: str, step: Step, timeout: float) -> Reply | None:
-        self.answer(key)
-        document, now = self.server.apply(key, step, self.limits, partial(is_one_by_one, grant=step.given))
-        if document is None:
-            return None
-        reply = reply_of(key, document, step.ask, now)
-        self.ring(reply.bells)
-        return reply
 
     def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
         left = set()

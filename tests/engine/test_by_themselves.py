@@ -784,7 +784,7 @@ def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
     keys.released("a")
     keys.released("a")
     assert [keys.is_free(key) for key in "aabb"] == [True, False, True, False]
-    keys.is_not_free("b")
+    keys.was_wrong("b")
     assert not keys.is_free("c")
     for _ in range(NO_GUESS_FOR):
         keys.released("b")
@@ -810,19 +810,6 @@ def test_which_keys_probably_have_waiters(monkeypatch: pytest.MonkeyPatch) -> No
     for key in "cad":
         keys.handed_over(key)
     assert [keys.has_waiters(key) for key in "acd"] == [True, False, True]
-
-
-def test_a_key_is_handed_over_one_by_one_unless_this_was_wrong() -> None:
-    keys = KeyGuesses()
-    assert keys.is_one_by_one("a")
-    keys.is_not_one_by_one("a")
-    for _ in range(NO_GUESS_FOR):
-        assert [keys.is_one_by_one(key) for key in "ab"] == [False, True]
-        keys.handed_over("a")
-    assert keys.is_one_by_one("a")
-    keys.is_not_one_by_one("a")
-    keys.released("a")
-    assert keys.is_one_by_one("a")
 
 
 def test_a_key_that_was_handed_over_is_not_free() -> None:

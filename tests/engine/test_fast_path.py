@@ -1,21 +1,17 @@
-"""The short forms of the rule for the three most frequent commands, and the conditions for their use.
+"""The short forms of the rule for the two most frequent commands, and the conditions for their use.
 
 `test_rule` compares each form with the whole rule, on documents of all kinds.
 """
 
-from dataclasses import replace
-
 import pytest
 
 from django_mongolock.engine.rule import short_forms
-from django_mongolock.engine.rule.document import UNLIMITED, Mode
 from django_mongolock.exceptions import LockNotAcquired
 from tests.engine.conftest import Here, LockMaker
-from tests.engine.twins import CALM
 from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
-NAMES = ("TAKE_FREE", "RELEASE_UNCONTENDED", "HAND_OVER")
+NAMES = ("TAKE_FREE", "RELEASE_UNCONTENDED")
 
 
 def sent(commands: Commands) -> list[str]:
@@ -84,15 +80,14 @@ def test_a_key_with_waiters_is_not_guessed(here: Here) -> None:
 
 
 class TestHandOver:
-    """A lock that had waiters at its last release is released in one command, and in the short form."""
+    """A lock that had waiters at its last release is released in one command."""
 
     @staticmethod
-    def released(here: Here, mode: Mode | None = None) -> list[str]:
-        """Return the forms of the commands that release a lock, with a waiter in that *mode*."""
+    def released(here: Here, *, waited_for: bool) -> list[str]:
+        """Return the forms of the commands that release a lock."""
         mine, waiters = here.lock().acquire(), []
-        if mode is not None:
-            terms = replace(CALM, mode=mode, capacity=UNLIMITED if mode == "shared" else 1)
-            waiters = [here.waiter(here.other(terms=terms, wait=10))]
+        if waited_for:
+            waiters = [here.waiter(here.other(wait=10))]
             assert eventually(lambda: len(here.entries()) == 2)
         here.commands.clear()
         mine.release()
@@ -102,21 +97,15 @@ class TestHandOver:
         return forms
 
     def test_the_last_release_counts(self, here: Here) -> None:
-        """A wrong guess costs a command that changes nothing, or the confirmation by the majority."""
-        assert self.released(here, "exclusive") == ["RELEASE_UNCONTENDED", "HAND_OVER"]
-        assert self.released(here, "exclusive") == ["HAND_OVER"]
-        assert self.released(here) == ["HAND_OVER"]
-        assert self.released(here) == ["RELEASE_UNCONTENDED"]
+        """A wrong guess costs the confirmation by the majority, and no further command."""
+        assert self.released(here, waited_for=True) == ["RELEASE_UNCONTENDED", "whole"]
+        assert self.released(here, waited_for=True) == ["whole"]
+        assert self.released(here, waited_for=False) == ["whole"]
+        assert self.released(here, waited_for=False) == ["RELEASE_UNCONTENDED"]
 
-    def test_a_reader_is_let_in_by_the_whole_rule(self, here: Here) -> None:
-        """While the first waiter is not exclusive, the wrong guess is not made again soon."""
-        assert self.released(here, "shared") == ["RELEASE_UNCONTENDED", "HAND_OVER", "whole"]
-        assert self.released(here, "shared") == ["whole"]
-        assert self.released(here) == ["whole"]
-        assert self.released(here) == ["RELEASE_UNCONTENDED"]
-        assert self.released(here, "exclusive") == ["RELEASE_UNCONTENDED", "HAND_OVER"]
-
-    def test_readers_are_released_by_the_whole_rule(self, here: Here) -> None:
-        with here.lock(terms=replace(CALM, mode="shared", capacity=UNLIMITED)):
-            here.commands.clear()
-        assert sent(here.commands) == ["whole"]
+    def test_the_next_acquisition_takes_the_key_for_free(self, here: Here) -> None:
+        """P8: A release by the whole rule that finds nobody leaves a free key, too."""
+        for waited_for in (True, False):
+            self.released(here, waited_for=waited_for)
+        with here.lock():
+            assert sent(here.commands)[-1] == "TAKE_FREE"

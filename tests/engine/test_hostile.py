@@ -93,9 +93,6 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "queue": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(), {})), 5),
     "resume": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(owner="o"), {})), 5),
     "take free": lambda store: store.take_free("bad", Step(ask="g", add=new_entry("g", "s", Terms(), {})), 5),
-    "hand over": lambda store: store.hand_over(
-        "bad", Step(remove=("secret-grant.1",), given="secret-grant.1", force=True), 5
-    ),
     "release alone": lambda store: store.release_uncontended(["bad"], ["secret-grant.1"], 5),
     "release all": lambda store: store.release_uncontended(["bad", "worse"], ["secret-grant.1"], 5),
     "look": lambda store: store.read("bad", "g", 5),

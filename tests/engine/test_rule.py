@@ -123,14 +123,13 @@ class Machine(RuleBasedStateMachine):
     def look(self) -> None:
         self.document = self.locks.find_one(self.real)
 
-    def both(self, step: Step, send: Callable[[], Any], sent: bool = True, asks: bool = True) -> Any:
+    def both(self, step: Step, send: Callable[[], Any], sent: bool = True) -> Any:
         """Let the server carry out *step* by calling *send*, and compare the result with the Python rule.
 
         The server carries out the step at a moment between two reads of its clock. The results of the Python rule at
         both reads are the bounds of every date and number. Everything else must be equal.
 
         - sent: whether the step reaches the document.
-        - asks: whether the reply is about a grant.
         """
         before = self.document
         earliest, clock = now_and_election(self.place.server)
@@ -150,7 +149,7 @@ class Machine(RuleBasedStateMachine):
             if bound is not None:
                 bound.pop("_id", None)
         assert_between(first, real, last)
-        if asks and isinstance(outcome, Reply):
+        if isinstance(outcome, Reply):
             bounds = [
                 asdict(reply_of("k", d, step.ask, now, step.owner)) for d, now in ((first, latest), (last, earliest))
             ]
@@ -264,25 +263,6 @@ class Machine(RuleBasedStateMachine):
         reply = self.both(step, lambda: self.store.take_free(self.key, step, TIMEOUT), sent=free)
         assert (reply is not None) == free
         return new
-
-    @rule(released=grants)
-    def hand_over_to_the_next(self, released: Document) -> None:
-        """Release by the short form. The short form works only if its effect is the same."""
-        step, before = Step(remove=(released["grant"],), given=released["grant"], force=True), self.document or {}
-        now, election = now_and_election(self.place.server)
-        others = self.entries("waiters")
-        fits = (
-            self.ids("holders") == [released["grant"]]
-            and all(e["mode"] == "exclusive" for e in others[:1])
-            and before["cluster_time"] < Timestamp(2**31, 1)
-            and before["clock"] == election
-            and before["written_at"] <= now
-            and all(e["until"] > now for e in (*self.entries("holders"), *others))
-        )
-        reply = self.both(step, lambda: self.store.hand_over(self.key, step, TIMEOUT), sent=fits, asks=False)
-        assert (reply is not None) == fits
-        if fits:
-            assert [bell.grant for bell in reply.bells] == [e["grant"] for e in others[:1]]
 
     @rule(gone=consumes(grants))
     def ensure_removed(self, gone: Document) -> None:
@@ -462,61 +442,6 @@ def test_the_short_release_of_many_says_what_it_left(store: MongoStore) -> None:
     add(store, "b", "waits")
     assert store.release_uncontended(keys, grants, TIMEOUT) == {"b"}
     assert [len(each["holders"]) for each in store.latest.find().sort("_id")] == [0, 1, 0]
-
-
-HAND_OVER = Step(remove=("g",), given="g", force=True)
-
-
-@pytest.mark.parametrize("contended", [0, 3])
-@pytest.mark.parametrize("waiters", [[], ["w1"], ["w1", "w2"]])
-def test_the_short_hand_over_does_what_the_whole_one_does(
-    store: MongoStore, collection: Collection[Document], waiters: list[str], contended: int
-) -> None:
-    """The short hand-over equals the rule in Python, field by field."""
-    for grant in ("g", *waiters):
-        add(store, "k", grant)
-    travel(collection, "k", 7)
-    collection.update_one({"_id": "k"}, {"$set": {"contended": Int64(contended)}})
-    before = store.collection.find_one() or {}
-    earliest, election = now_and_election(collection.database.client)
-    reply = store.hand_over("k", HAND_OVER, TIMEOUT)
-    latest, _ = now_and_election(collection.database.client)
-    after = store.collection.find_one() or {}
-    moments = [Moment(now, election, after["cluster_time"]) for now in (earliest, latest)]
-    first, last = (apply_rule(before, HAND_OVER, store.limits, moment) for moment in moments)
-    assert_between(first, after, last)
-    assert reply is not None
-    assert [bell.grant for bell in reply.bells] == [e["grant"] for e in after["holders"]] == waiters[:1]
-    assert find_damage(after) is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"clock": "another election"},
-        {"cluster_time": Timestamp(2**31, 1)},
-        {"written_at": dt.datetime(2100, 1, 1, tzinfo=dt.UTC)},
-        {"holders.0.until": dt.datetime(2000, 1, 1, tzinfo=dt.UTC)},
-        {"waiters.1.until": dt.datetime(2000, 1, 1, tzinfo=dt.UTC)},
-        {"waiters.1.since": "yesterday"},
-        {"waiters.0.mode": "shared"},
-        {"holders.0.grant": "another"},
-        {"holders.1": {}},
-        {"held_ms": "much"},
-        {"v": 2},
-    ],
-    ids=str,
-)
-def test_the_short_hand_over_leaves_everything_else_alone(
-    store: MongoStore, collection: Collection[Document], change: Document
-) -> None:
-    """The whole rule judges times of another clock, ended leases, readers, and damaged documents."""
-    for grant in ("g", "w1", "w2"):
-        add(store, "k", grant)
-    collection.update_one({"_id": "k"}, {"$set": change})
-    before = collection.find_one()
-    assert store.hand_over("k", HAND_OVER, TIMEOUT) is None
-    assert collection.find_one() == before
 
 
 @pytest.mark.parametrize("removed", ["g1", "g2"])

@@ -13,10 +13,10 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from django_mongolock.engine.rule.document import Limits, Mode, Step, Terms, entry
-from django_mongolock.engine.rule.in_python import Moment, apply_rule, is_one_by_one
+from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.pipeline import pipeline
-from django_mongolock.engine.rule.replies import REPLY, REPLY_HANDED_OVER, REPLY_TAKEN, REPLY_TO_OWNER
-from django_mongolock.engine.rule.short_forms import HAND_OVER, RELEASE_UNCONTENDED, TAKE_FREE
+from django_mongolock.engine.rule.replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER
+from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
 from verify.simulation.expressions import bound, project, run
 
 Document = dict[str, Any]
@@ -80,29 +80,6 @@ def damaged(chance: random.Random, document: Document) -> Document:
     return others | chance.choice([{}, {name: None}, {name: "x"}, {name: 7}, {name: []}, {name: [{"grant": "a"}]}])
 
 
-def test_the_short_hand_over_is_the_rule() -> None:
-    """Where the short form acts, the document is as after the whole rule, at any time and under any clock."""
-    chance, acted, left = random.Random(2), 0, 0
-    for seed in range(40):
-        made = documents(random.Random(seed))
-        for before in (next(made) for _ in range(60)):
-            given = before["holders"][0]["grant"] if before["holders"] else ""
-            if not is_one_by_one(before, given):
-                continue
-            step = Step(remove=(given,), given=given, force=True)
-            now = before["written_at"] + timedelta(milliseconds=chance.choice([0, 1, 500, 1_500, -1, -3_000]))
-            ticks = before["cluster_time"].inc + chance.choice([0, 1, -1])
-            moment = Moment(now, chance.choice([before["clock"], before["clock"], "term-9"]), Timestamp(100, ticks))
-            arguments = step.arguments(LIMITS, moment.clock, moment.cluster_time)
-            after = run(list(HAND_OVER), before, bound(arguments), now)
-            if after == before:
-                left += 1
-            else:
-                acted += 1
-                assert after == apply_rule(before, step, LIMITS, moment)
-    assert min(acted, left) >= 50
-
-
 @pytest.mark.long
 def test_the_interpreter_does_what_mongodb_does(mongo: MongoClient[Document]) -> None:
     """The interpreter equals MongoDB on thousands of sound and damaged documents, for every pipeline and every
@@ -121,9 +98,9 @@ def test_the_interpreter_does_what_mongodb_does(mongo: MongoClient[Document]) ->
         for _ in range(4):
             step = steps(chance)
             arguments = step.arguments(LIMITS, "term-1", Timestamp(100, chance.randrange(1, 40)))
-            updates = [("rule", pipeline(step)), ("release", RELEASE_UNCONTENDED), ("hand over", HAND_OVER)]
+            updates = [("rule", pipeline(step)), ("release", RELEASE_UNCONTENDED)]
             updates += [("take", TAKE_FREE)] if step.add is not None else []
-            projections = [REPLY, REPLY_TAKEN, REPLY_HANDED_OVER] + ([REPLY_TO_OWNER] if step.owner is not None else [])
+            projections = [REPLY, REPLY_TAKEN] + ([REPLY_TO_OWNER] if step.owner is not None else [])
             stages = [list(update) for _, update in updates] + [[{"$project": fields}] for fields in projections]
             for place, stage in enumerate(stages):
                 update = place < len(updates)

@@ -9,17 +9,9 @@ from typing import Any, Final
 
 from django_mongolock.engine.rule.deadlock import Cycle, cycle_of
 from django_mongolock.engine.rule.document import Limits, Step
-from django_mongolock.engine.rule.in_python import (
-    NOTHING,
-    is_free,
-    is_held,
-    is_one_by_one,
-    is_there,
-    is_uncontended,
-    reply_of,
-)
+from django_mongolock.engine.rule.in_python import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.rule.replies import Bell, Found, Reply, read_found
-from django_mongolock.engine.rule.short_forms import HAND_OVER, RELEASE_UNCONTENDED, TAKE_FREE
+from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.store.base import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
@@ -105,13 +97,6 @@ class SimStore:
         work = partial(self._write, key, step, given, reply=True, short=TAKE_FREE)
         reply: Reply = self._send(work, timeout, key)
         return reply if reply.held else None
-
-    def hand_over(self, key: str, step: Step, timeout: float) -> Reply | None:
-        given = partial(is_one_by_one, grant=step.given)
-        work = partial(self._write, key, step, given, reply=True, short=HAND_OVER)
-        reply: Reply = self._send(work, timeout, key, once=True)
-        self.ring(reply.bells)
-        return reply if reply.found else None
 
     def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
         self.removals += 1
@@ -344,8 +329,6 @@ class SimStore:
             yield newest  # also without a write, because the server waits for all that it has
         if not reply:
             return write is not None
-        if step.given and write is None:
-            document = None
         return reply_of(key, document, step.ask, parsed.moment.now, step.owner)
 
 

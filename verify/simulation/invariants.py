@@ -13,7 +13,11 @@ from verify.simulation.expressions import Document
 
 
 def broken_by(before: Document, after: Document, step: Step, now: float) -> Iterator[Violation]:
-    """Yield the violations of a write."""
+    """Yield the violations of a write.
+
+    A write in the short form cannot violate any of these. It releases a lock without a minimum hold, or one of several
+    of which not all were acquired.
+    """
     yield from (Violation("minimum-hold", now, text) for text in minimum_holds(before, after, step))
     yield from (Violation("place", now, text) for text in places(before, after, step))
     yield from (Violation("tombstone", now, text) for text in tombstones(before, after))

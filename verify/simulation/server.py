@@ -163,11 +163,7 @@ class Servers:
             return None, None
         if short is not None:
             made = _sent(self._lowered(short), key, before, arguments(), moment.now)
-            if made == before:
-                return made, None
-            if before is not None:
-                self.violations += broken_by(before, made, step, self.kernel.time)
-            return made, self.write(key, made)
+            return (made, None) if made == before else (made, self.write(key, made))
         after = apply_rule(before, step, limits, moment)
         if after is None:
             return None, None

@@ -199,11 +199,6 @@ class Step:
         """Whether the step only adds an entry."""
         return self.add is not None and not (self.remove or self.renew or self.given or self.waited)
 
-    @property
-    def only_releases(self) -> bool:
-        """Whether the step only removes the given holder, for good."""
-        return self.remove == (self.given,) and self.force and not (self.add is not None or self.tombstone_ttl)
-
     def arguments(self, limits: Limits, clock: object, cluster_time: object) -> dict[str, Any]:
         """Return the command's ``let``.
 

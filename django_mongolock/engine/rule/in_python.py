@@ -274,11 +274,6 @@ def is_uncontended(document: Document, grant: str) -> bool:
     return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
 
 
-def is_one_by_one(document: Document, grant: str) -> bool:
-    is_alone = [e["grant"] for e in document["holders"]] == [grant]
-    return is_alone and all(e["mode"] == "exclusive" for e in document["waiters"][:1])
-
-
 def is_free(document: Document, grant: str) -> bool:
     return not (document["holders"] or document["waiters"]) and all(e["grant"] != grant for e in document["tombstones"])
 

@@ -70,7 +70,7 @@ from .expressions import (
 #: - A late command was parsed before the last writer, and is judged by the time of that writer.
 #: - Any other command was parsed after the last writer. The clock is another one if the names differ. The clock was set
 #:   back if it shows a much earlier time.
-IS_OTHER_PRIMARY: Expression = {
+_IS_OTHER_PRIMARY: Expression = {
     "$cond": [
         {"$and": ["$$op", {"$eq": ["$$op", "$$doc.cluster_time"]}]},
         {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
@@ -323,7 +323,7 @@ def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [IS_BLANK, BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
         {"late": is_late("$$doc.cluster_time")},
-        {"other_primary": IS_OTHER_PRIMARY},
+        {"other_primary": _IS_OTHER_PRIMARY},
         {"now": _TIME},
         # Prune
         {"live_holders": _live("holders", _HOLDER_RENEWED), "live_waiters": _live("waiters", _WAITER_RENEWED)},

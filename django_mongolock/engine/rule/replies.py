@@ -49,9 +49,6 @@ REPLY_TO_OWNER: Final[RawBSONDocument] = encoded({**_REPLY, "former": {"$first":
 #: The answer to `short_forms.TAKE_FREE`, for `read_taken`.
 REPLY_TAKEN: Final[RawBSONDocument] = encoded({"_id": 0, "now": "$$NOW", "token": 1, "mine": {"$first": "$holders"}})
 
-#: The answer to `short_forms.HAND_OVER`, with the present holders and the bells.
-REPLY_HANDED_OVER: Final[RawBSONDocument] = encoded({"_id": 0, "holders": "$holders.grant", "granted": BELL_MESSAGES})
-
 
 @dataclass(frozen=True, slots=True)
 class Former:

@@ -210,25 +210,15 @@ class Commands:
         return step
 
     def _send_step(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
-        """Apply the step. If a short form of the rule probably fits, try that first."""
-        store, started = self._session.store, self._session.now()
-        if self._is_one_by_one(key, step):
-            reply, guessed_wrong = store.hand_over(key, step, timeout), self.guesses.is_not_one_by_one
-        elif step.only_adds and self.guesses.is_free(key):
-            reply, guessed_wrong = store.take_free(key, step, timeout), self.guesses.is_not_free
-        else:
-            return store.apply(key, step, timeout)
-        if reply is not None:
-            return reply
-        guessed_wrong(key)
-        now = self._session.now()
-        step = self.with_arrival(step, grant, now)
-        return store.apply(key, step, max(SHORTEST_COMMAND, timeout - (now - started)))
-
-    def _is_one_by_one(self, key: str, step: Step) -> bool:
-        """Return whether *step* only releases an exclusive grant, probably to another one or to nobody."""
-        held = self._session.registry.grants.get(step.given) if step.only_releases else None
-        return held is not None and held.terms.mode == "exclusive" and self.guesses.is_one_by_one(key)
+        """Apply the step. If the key is probably free, try the form that is short for the server first."""
+        if step.only_adds and self.guesses.is_free(key):
+            started = self._session.now()
+            if (reply := self._session.store.take_free(key, step, timeout)) is not None:
+                return reply
+            self.guesses.was_wrong(key)
+            timeout = max(SHORTEST_COMMAND, timeout - (self._session.now() - started))
+            step = self.with_arrival(step, grant, self._session.now())
+        return self._session.store.apply(key, step, timeout)
 
     def _queue_next(self, grant_id: str, timeout: float) -> None:
         """See protocol.actions.QueueNext."""

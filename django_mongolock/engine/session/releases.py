@@ -103,17 +103,15 @@ class Releases:
 
 
 class KeyGuesses:
-    """Guesses at the keys. They decide which form of the rule is tried first. May be called from any thread.
+    """Guesses at the keys that are free, and at the held keys with waiters. May be called from any thread.
 
-    - A key is probably free if this process released it while no other grant held it or waited for it. An unknown key
-      is probably free if the last unknown key was.
-    - A held key probably has waiters if its last release by this process handed it over.
-    - A held key is probably handed over one by one, unless this was wrong lately.
+    A key is guessed to be free if this process released it while no other grant held it or waited for it. An unknown
+    key is guessed to be free if the last unknown key was. A held key is guessed to have waiters if its last release by
+    this process handed it over.
     """
 
     def __init__(self) -> None:
         self._left: OrderedDict[str, int] = OrderedDict()
-        #: The keys with waiters, and the number of releases that are not guessed to hand them over one by one.
         self._with_waiters: OrderedDict[str, int] = OrderedDict()
         self._unknown_are_free = False
         self._mutex = threading.Lock()
@@ -129,20 +127,11 @@ class KeyGuesses:
         """Record that *key* was released, and a waiter got it."""
         with self._mutex:
             self._keep(self._left, key, min(0, self._left.get(key, 0)))
-            self._keep(self._with_waiters, key, max(0, self._with_waiters.get(key, 0) - 1))
+            self._keep(self._with_waiters, key, 1)
 
     def has_waiters(self, key: str) -> bool:
         """Return whether the held *key* probably has waiters."""
         return key in self._with_waiters
-
-    def is_one_by_one(self, key: str) -> bool:
-        """Return whether the held *key* probably has an exclusive first waiter, or none."""
-        return self._with_waiters.get(key, 0) == 0
-
-    def is_not_one_by_one(self, key: str) -> None:
-        """Record that this guess was wrong."""
-        with self._mutex:
-            self._keep(self._with_waiters, key, NO_GUESS_FOR)
 
     def is_free(self, key: str) -> bool:
         """Return whether *key* is probably free. Each release allows one guess, and an unknown key allows one."""
@@ -152,8 +141,8 @@ class KeyGuesses:
             self._keep(self._left, key, 0)
             return True
 
-    def is_not_free(self, key: str) -> None:
-        """Record that this guess was wrong."""
+    def was_wrong(self, key: str) -> None:
+        """Record that *key* was guessed to be free, and was not."""
         with self._mutex:
             self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
 

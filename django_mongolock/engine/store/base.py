@@ -36,13 +36,6 @@ class Store(Protocol):
         The meaning and the errors are those of `apply`. The server has a fifth less to do.
         """
 
-    def hand_over(self, key: str, step: Step, timeout: float) -> Reply | None:
-        """Apply *step*, which only releases, unless the first waiter shares the lock. Return None if nothing was done.
-
-        The meaning and the errors are those of `apply`. A hand-over takes a tenth less time. The answer has only the
-        bells.
-        """
-
     def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
         """Remove *grants*, one of each key. A grant is removed if it is the only holder and there is no waiter.
 

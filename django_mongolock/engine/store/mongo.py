@@ -30,7 +30,6 @@ from ..rule.pipeline import pipeline
 from ..rule.replies import (
     BELL_MESSAGES,
     REPLY,
-    REPLY_HANDED_OVER,
     REPLY_TAKEN,
     REPLY_TO_OWNER,
     Bell,
@@ -41,14 +40,7 @@ from ..rule.replies import (
     read_reply,
     read_taken,
 )
-from ..rule.short_forms import (
-    HAND_OVER,
-    IS_FREE,
-    IS_ONE_BY_ONE,
-    IS_UNCONTENDED,
-    RELEASE_UNCONTENDED,
-    TAKE_FREE,
-)
+from ..rule.short_forms import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from .base import Notes, is_heard_here
 from .bells import Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
@@ -199,17 +191,6 @@ class MongoStore:
                 forget_frames(error)
                 return None  # not free (a duplicate key), refused, or damaged. The whole rule finds out.
         return read_taken(key, found) if found and "mine" in found else None
-
-    def hand_over(self, key: str, step: Step, timeout: float) -> Reply | None:
-        """See Store.hand_over()."""
-        where = {"_id": {"$eq": key}, "holders.grant": {"$eq": step.given}, **IS_ONE_BY_ONE}
-        with self.bounded(timeout, key):
-            found = self._find_and_modify(key, step, query=where, update=HAND_OVER, fields=REPLY_HANDED_OVER)
-        if found is None or step.given in found["holders"]:  # no such document, or not changed
-            return None
-        bells = read_bells(found)
-        self.ring(bells)
-        return Reply(bells=bells)
 
     def _find_and_modify(self, key: str, step: Step, **command: Any) -> Document | None:
         """Send *command* with the common fields. Return its `fields` of the document after the change."""
