@@ -274,7 +274,7 @@ class TestKept:
         assert "kept until" in text
         assert "Ask to release" not in text
         assert "The lock is free" not in text
-        assert re.search(r"both ● works reads and 1 more web-1 · pid 4005", text_of(admin.get(LIST)))
+        assert re.search(r"both ● works Renewed .* reads and 1 more web-1 · pid 4005", text_of(admin.get(LIST)))
 
     def test_the_job_runs_again(self, admin: Client, locks: Locks) -> None:
         """The question names the job that will run again. A request for its release finds no holder."""

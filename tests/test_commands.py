@@ -272,7 +272,7 @@ class TestAsking:
         out, _ = run("clear_stale_locks")
         assert asked == ["\nClear them? [y/N] "]
         assert "Stale locks: 15." in out
-        assert out.count("dead  ") == 10
+        assert out.count("stale  ") == 10
         assert ("Cleared 15 of 15" in out) is cleared
         assert ("Nothing was cleared." in out) is not cleared
         assert bool(locks.read("k00")["holders"]) is not cleared

@@ -92,22 +92,35 @@ class TestPage:
             assert word in tiles
         present = section(response, "now")
         holder = "order:5 nightly web-1 · pid 4001 · MainThread · task shop.export · user anna"
-        assert re.search(holder + r" 4\d s 2 waiting: till for 3\d s · web-1 · pid 4002", present)
+        assert re.search(holder + r" 4\d s 2 waiting, first till for 3\d s · web-1 · pid 4002", present)
         assert re.search(r"catalog unknown and 4 more web-2 · pid 4002 · MainThread 1 min \d s – ● works", present)
-        assert re.search(r"left:behind .* ◐ dead Its lease ended 1 min", present)
+        assert re.search(r"left:behind .* ◐ stale Its holder is dead or cut off: its lease ended 1 min", present)
         assert "order:5 400 of 900" in section(response, "contended")
         assert "are told at once" in section(response, "server")
         assert "free:1" not in present
 
     def test_what_is_stale_is_calm(self, admin: Client, locks: Locks) -> None:
-        """F149: A stale lock is listed last, in grey, and is no problem. The page of the lock counts the lease that has
-        ended."""
+        """F149: A stale lock is no problem, and the page says that nobody waits for it. The page of the lock counts the
+        lease that has ended."""
         locks.stale("older", over=10, change={"expired": Int64(0)})
         response = admin.get(PAGE)
         assert "No problems" in section(response, "look")
-        assert [row.key for row in response.context["rows"]][-2:] == ["older", "left:behind"]
-        assert re.search(r'<tr data-key="older" class="mongolock-dead">', response.content.decode())
+        assert "Nobody waits for the 2 stale locks: their holders are dead" in section(response, "look")
+        assert sorted(row.key for row in response.context["rows"][1:3]) == ["left:behind", "older"]
+        assert re.search(r'<tr data-key="older" class="mongolock-stale">', response.content.decode())
         assert "leases that ended without a release 1" in text_of(admin.get(f"{LIST}older/change/"))
+
+    def test_the_worst_first(self, admin: Client, locks: Locks) -> None:
+        """The rows begin with the locks that need a look, the worst first. A stale lock stands before calm ones."""
+        locks.add("silent", [entry(1, left=8)])
+        locks.add("asked", [entry(2, release_requested_by="anna", release_requested_at=now())])
+        locks.add("bad", [entry(3)], change={"token": 1.5})
+        keys = [row.key for row in admin.get(PAGE).context["rows"]]
+        assert keys == ["bad", "silent", "asked", "order:5", "left:behind", "catalog"]
+        locks.collection.update_one({"_id": "left:behind"}, {"$set": {"waiters": [waiter(5)]}})
+        said = section(admin.get(PAGE), "look")
+        assert "Nobody waits" not in said
+        assert re.search(r"Worth a look: .*left:behind ◐ stale", said)
 
     def test_a_request_is_shown(self, admin: Client, locks: Locks, settings: Settings) -> None:
         """F149: After a request, the page of the lock names the requester and the time, without a history."""

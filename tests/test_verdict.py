@@ -107,13 +107,14 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Holds, Verdict | None, str]] =
     ),
     "a browser tab": ([holder(heard=20, host=BROWSER)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
     "its lease is over": (
-        [holder(heard=40)], 0, None, Verdict.DEAD,
-        ("Its lease ended 7.0 s ago, without a release. "
+        [holder(heard=40)], 0, None, Verdict.STALE,
+        ("Its holder is dead or cut off: its lease ended 7.0 s ago, without a release. "
          "If you do nothing: the next process that asks gets it."),
     ),
     "its lease is over, and waited for": (
-        [holder(heard=40)], 1, None, Verdict.DEAD,
-        "Its lease ended 7.0 s ago, without a release. If you do nothing: the first waiter gets it.",
+        [holder(heard=40)], 1, None, Verdict.STALE,
+        ("Its holder is dead or cut off: its lease ended 7.0 s ago, without a release. "
+         "If you do nothing: the first waiter gets it."),
     ),
     "kept": (
         [holder(heard=3, released=ago(3))], 0, None, Verdict.KEPT,

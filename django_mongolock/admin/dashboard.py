@@ -16,10 +16,13 @@ from ..inspection import display
 from ..inspection.pictures import NOTHING, draw_graph, draw_lanes, pasts
 from ..inspection.snapshot import Verdict
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
+from ..inspection.verdict import obstacle_text
 from ..models.lock_model import Lock, LockDashboard
 from .lock_actions import LockActions
 from .pages import Pages, in_own_encoding, unless_away
 
+#: The conditions that are no problem yet, and worth a look.
+UNUSUAL: Final = (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
 
@@ -66,17 +69,19 @@ class Dashboard(LockActions):
 
 
 def facts(status: Status) -> dict[str, Any]:
-    """Return the context of the templates. Stale locks need no person, so they are listed last and are no problem."""
+    """Return the context of the templates. Stale locks need no person, so they are no problem."""
     locks = status.locks
+    left = [lock for lock in locks.present if lock.verdict is Verdict.STALE and lock.waiting]
     lists = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
     candidates = {lock.key: lock for lock in lists}  # the locks that may get a lane
     told = next((read(candidates.values()) for read in pasts), NOTHING)
     return {
         "locks": locks,
         "server": status.server,
-        "problems": [(problem, _text(problem)) for problem in status.problems if problem.alarm is not Alarm.STALE],
+        "problems": [(each, _text(each, status)) for each in status.problems if each.alarm is not Alarm.STALE],
         "rows": status.rows,
-        "unusual": [row for row in status.rows if row.lock.verdict in (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)],
+        "unusual": [row for row in status.rows if row.lock.verdict in UNUSUAL or row.lock in left],
+        "harmless": locks.stale - len(left),
         "gave_up": told.deadlocks,
         "recent": draw_lanes(candidates.values(), locks.now, told),
         "graph": draw_graph(locks.waited_for),
@@ -129,7 +134,9 @@ TEXTS: Final = {
 }
 
 
-def _text(problem: Problem) -> str:
+def _text(problem: Problem, status: Status) -> str:
     about = display.sentence(problem.about) if problem.alarm is Alarm.SERVER else printable(problem.about)
     facts = {"count": int(problem.amount), "about": about, "time": display.duration(problem.amount)}
-    return ("≥ " if problem.more else "") + TEXTS[problem.alarm] % facts
+    text = ("≥ " if problem.more else "") + TEXTS[problem.alarm] % facts
+    obstacles = (obstacle_text(row.lock) for row in status.rows if row.key == problem.about)
+    return " ".join([text, *filter(None, obstacles)])

@@ -26,9 +26,9 @@ from ..conf import get_settings
 from ..engine.rule.deadlock import Cycle
 from ..engine.text_checks import check_text
 from ..inspection import display
-from ..inspection.kinds import KeyMatch, glob, starting
-from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
-from ..inspection.snapshot import Verdict
+from ..inspection.kinds import Choice, KeyMatch, glob, starting
+from ..inspection.named_locks import NamedLocks
+from ..inspection.queries import LEASED, ORDERS, Bounds, chosen, count, find_deadlocks, ping
 from ..models import Lock, LockQuerySet
 from ..models.reading import Condition
 
@@ -225,6 +225,8 @@ class LockChangeList(BoundedChangeList):
     is_unused: bool
     #: Whether a filter narrows the search.
     is_narrowed: bool
+    #: The number of stale locks that the list of held locks leaves out.
+    stale: int
     #: The deadlocks, if the list shows locks with waiters.
     deadlocks: list[Cycle]
 
@@ -259,9 +261,10 @@ class LockChangeList(BoundedChangeList):
             ping(store, get_settings().COMMAND_TIMEOUT)
         super().get_results(request)
         self.is_unused = not self.result_count and count(store, {}, 1, self.timeout()) == 0
-        state = chosen_state(request)
+        state, ours = chosen_state(request), starting(get_settings().KEY_PREFIX)
+        stale = state == "held" and not self.query
+        self.stale = count(store, chosen(Choice("stale", key=ours)), CAP, self.timeout()) if stale else 0
         self.is_narrowed = state != "all" or self.params.get(ModeFilter.parameter_name, "all") != "all"
-        ours = starting(get_settings().KEY_PREFIX)
         self.deadlocks = find_deadlocks(store, ours, self.timeout()) if state == "waited" and self.result_list else []
 
     def timeout(self) -> float:
@@ -274,7 +277,7 @@ class LockChangeList(BoundedChangeList):
         queryset: Any = self.queryset
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
-        return [Lock.from_snapshot(each, queryset.db) for each in found]
+        return [Lock.from_snapshot(each, queryset.db) for each in NamedLocks(queryset.db).with_obstacles(found)]
 
 
 class Columns:
@@ -285,10 +288,10 @@ class Columns:
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
-        """Return the verdict as a badge, and also in words unless all is well."""
+        """Return the verdict as a badge and in words."""
         row = lock.row
-        text = "" if row.lock.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", row.text)
-        return format_html('<span title="{}">{}</span>{}', row.text, display.state_badge(row.condition), text)
+        text = row.text and format_html("<br><small>{}</small>", row.text)
+        return format_html("{}{}", display.state_badge(row.condition), text)
 
     @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:

@@ -131,8 +131,8 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         """Return the lock for a page about it, or None with a message if there is none."""
         if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
             raise PermissionDenied
-        queryset: Any = self.get_queryset(request).filter(pk=key)
-        lock = next(queryset.snapshots(timeout=get_settings().COMMAND_TIMEOUT, **bounds), None)
+        found = self.read(self.get_queryset(request).filter(pk=key), **bounds)
+        lock = next(iter(found), None)
         if lock is None:
             text = _("There is no lock “%s”. The documents of unused locks are deleted after a while.")
             self.message_user(request, text % printable(key), messages.WARNING)

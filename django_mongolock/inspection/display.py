@@ -31,7 +31,6 @@ SHOWN: Final = {
     "asked": ("?", gettext_lazy("asked")),
     "hangs": ("▲", gettext_lazy("hangs")),
     "silent": ("◌", gettext_lazy("silent")),
-    "dead": ("◐", gettext_lazy("dead")),
 }
 
 #: Quoted forms of the keys that no address can carry. A browser resolves a path of dots to another path, and no address
@@ -88,6 +87,12 @@ def _names(party: Party) -> Iterator[str]:
         yield _("owner %s") % owner
     if id_:
         yield _("id %s") % id_
+
+
+def named(name: str, place: str) -> SafeString:
+    """Return a name with its place below as HTML."""
+    html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
+    return format_html(html, name, place)
 
 
 def others(lock: LockSnapshot) -> str:

@@ -134,8 +134,8 @@ def _span(found: list[Stretch], now: datetime) -> timedelta:
 
 
 def lane(key: str, text: str, found: Iterable[Stretch], now: datetime, span: timedelta) -> Lane:
-    drawn = (_mark(stretch, now, span) for stretch in found)
-    return Lane(key, tuple(mark for mark in drawn if mark is not None), text)
+    above = sorted(found, key=lambda stretch: stretch.kind == "grant")  # nothing covers the moment of a grant
+    return Lane(key, tuple(mark for stretch in above if (mark := _mark(stretch, now, span))), text)
 
 
 def with_unknown(found: list[Stretch], since: datetime | None, begin: datetime) -> list[Stretch]:

@@ -102,7 +102,7 @@ def _of_locks(locks: Overview) -> Iterator[Problem]:
     if locks.damaged:
         yield Problem(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0])
     if hanging := [lock for lock in locks.present if lock.verdict is Verdict.HANGS]:
-        worst = max(hanging, key=lambda lock: (lock.waiting > 0, lock.held_seconds or 0.0))
+        worst = next((lock for lock in hanging if lock.obstacle is None), hanging[0])
         yield Problem(Alarm.HANGS, len(hanging), worst.key)
     if locks.longest_wait > LONG_WAIT:
         longest = next(lock.key for lock in locks.waited_for if lock.longest_wait == locks.longest_wait)

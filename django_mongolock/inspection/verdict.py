@@ -7,7 +7,7 @@ from typing import Final
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import printable
-from .display import ago, duration, time_left
+from .display import ago, duration, time_left, who
 from .snapshot import LockSnapshot, Verdict
 
 _TEXTS: Final = {
@@ -38,10 +38,18 @@ _TEXTS: Final = {
         "Its holder was last heard of %(heard)s. If you do nothing: the first waiter gets it in %(left)s, "
         "unless the holder comes back."
     ),
-    "dead": _("Its lease ended %(ended)s, without a release. If you do nothing: the next process that asks gets it."),
-    "dead, waited for": _("Its lease ended %(ended)s, without a release. If you do nothing: the first waiter gets it."),
+    "stale": _(
+        "Its holder is dead or cut off: its lease ended %(ended)s, without a release. If you do nothing: the next "
+        "process that asks gets it."
+    ),
+    "stale, waited for": _(
+        "Its holder is dead or cut off: its lease ended %(ended)s, without a release. If you do nothing: the first "
+        "waiter gets it."
+    ),
     "kept": _("Its work is done, and the job does not run again before. If you do nothing: free in %(left)s."),
 }
+
+_OBSTACLE: Final = _("%(who)s itself has waited for “%(key)s” for %(time)s, held by %(holder)s: look there first.")
 
 
 def verdict_text(lock: LockSnapshot) -> str:
@@ -58,7 +66,20 @@ def verdict_text(lock: LockSnapshot) -> str:
         "who": asked and printable(asked.release_requested_by),
         "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
     }
-    return _TEXTS[_case(lock)] % facts
+    return " ".join(filter(None, (_TEXTS[_case(lock)] % facts, obstacle_text(lock))))
+
+
+def obstacle_text(lock: LockSnapshot) -> str:
+    """Return a sentence about the lock that a holder waits for, "" if no holder waits."""
+    if (obstacle := lock.obstacle) is None:
+        return ""
+    facts = {
+        "who": who(obstacle.waiter),
+        "key": printable(obstacle.key),
+        "holder": who(obstacle.holder) if obstacle.holder else "?",
+        "time": duration(lock.age(obstacle.waiter.since) if obstacle.waiter.since else 0.0),
+    }
+    return _OBSTACLE % facts
 
 
 def _case(lock: LockSnapshot) -> str:
@@ -67,4 +88,4 @@ def _case(lock: LockSnapshot) -> str:
         return f"{name}, asked"
     if lock.verdict is Verdict.WORKS and lock.is_claimed:
         return "claimed"
-    return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
+    return waited if lock.waiting and not lock.obstacle and (waited := f"{name}, waited for") in _TEXTS else name
