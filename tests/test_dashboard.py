@@ -92,7 +92,7 @@ class TestPage:
             assert word in tiles
         present = section(response, "now")
         holder = "order:5 nightly web-1 · pid 4001 · MainThread · task shop.export · user anna"
-        assert re.search(holder + r" 4\d s 2 waiting, first till for 3\d s · web-1 · pid 4002", present)
+        assert re.search(holder + r" 4\d s 2 waiting, the first: till for 3\d s · web-1 · pid 4002", present)
         assert re.search(r"catalog unknown and 4 more web-2 · pid 4002 · MainThread 1 min \d s – ● works", present)
         assert re.search(r"left:behind .* ◐ stale Its holder is dead or cut off: its lease ended 1 min", present)
         assert "order:5 400 of 900" in section(response, "contended")
@@ -136,10 +136,10 @@ class TestPage:
         assert re.findall(r'class="model-(\w+) current-model"', page) == ["lockdashboard"]
 
     def test_names_and_zones(self, admin: Client, settings: Settings) -> None:
-        """F150: Two filters never both say "All", and a moment has its time zone."""
+        """F150: A filter says what it shows all of, and a moment has its time zone."""
         settings.TIME_ZONE = "Asia/Tokyo"
         said = text_of(admin.get(LIST))
-        assert said.count(" All modes ") == said.count(" All states ") == 1
+        assert said.count(" All states ") == 1
         assert not re.search(r" All [^sm]", said)
         assert re.search(r"As of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST", text_of(admin.get(PAGE)))
 
@@ -499,7 +499,7 @@ class TestDrawing:
         told.insert_one({"key": "k", "event": "deadlock", "at": now() - timedelta(seconds=9), "label": "van"})
         told.insert_one({"key": "k", "event": "deadlock", "at": now() - timedelta(minutes=6), "label": "cart"})
         said = section(admin.get(PAGE), "look")
-        assert re.search(r"A deadlock ended \d+(\.\d)? s ago: van gave up waiting for k", said)
+        assert re.search(r"A deadlock ended \d+(\.\d)? s ago 20.* UTC : van gave up waiting for k", said)
         assert "cart" not in said
 
     def test_no_events(self, told: Collection[dict[str, Any]], locks: Locks) -> None:

@@ -303,10 +303,9 @@ class TestEverybody:
         axe = Axe()
         fill(locks)
         order = f"{LIST}order_3A5/change/"
-        waiters = f"{LIST}order_3A5/waiters/"
         with visit(every=60, color_scheme=scheme) as page:
             found = {}
-            for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order, waiters,
+            for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order,
                          f"{LIST}?state=stale", f"{LIST}left_3Abehind/change/", f"{LIST}bad/change/",
                          f"{LIST}others/", f"{LIST}order_3A5/history/",
                          "/admin/django_mongolock/"):  # fmt: skip

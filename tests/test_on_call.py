@@ -73,9 +73,7 @@ class TestSafeOrder:
 class TestObstacle:
     """F237: If the holder of a lock waits for another lock itself, every surface says so, and leads there."""
 
-    SAID = (
-        r"nightly report itself has waited for “catalog:import” for 1 min \d+ s, held by import of the catalog: look "
-    )
+    SAID = r"nightly report has itself waited 1 min \d+ s for “catalog:import”, held by import of the catalog. Look "
 
     @pytest.fixture
     def staff(self, locks: Locks) -> Client:
@@ -243,10 +241,9 @@ class TestHistory:
         assert told.get(page_of("k")).context["hour"].minutes == 15
 
 
-@pytest.mark.parametrize("query", ["state=waiting", "mode=$ne"])
-def test_an_unknown_state(locks: Locks, query: str) -> None:
+def test_an_unknown_state(locks: Locks) -> None:
     """F224: A filter that does not exist gets Django's own answer."""
-    response = browser("view_lock").get(f"{LIST}?{query}")
+    response = browser("view_lock").get(f"{LIST}?state=waiting")
     assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
 
 

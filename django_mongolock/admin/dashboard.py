@@ -72,9 +72,7 @@ def facts(status: Status) -> dict[str, Any]:
     """Return the context of the templates. Stale locks need no person, so they are no problem."""
     locks = status.locks
     left = [lock for lock in locks.present if lock.verdict is Verdict.STALE and lock.waiting]
-    lists = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
-    candidates = {lock.key: lock for lock in lists}  # the locks that may get a lane
-    told = next((read(candidates.values()) for read in pasts), NOTHING)
+    told = next((read(locks.shown) for read in pasts), NOTHING)
     return {
         "locks": locks,
         "server": status.server,
@@ -83,7 +81,7 @@ def facts(status: Status) -> dict[str, Any]:
         "unusual": [row for row in status.rows if row.lock.verdict in UNUSUAL or row.lock in left],
         "harmless": locks.stale - len(left),
         "gave_up": told.deadlocks,
-        "recent": draw_lanes(candidates.values(), locks.now, told),
+        "recent": draw_lanes(locks.shown, locks.now, told),
         "graph": draw_graph(locks.waited_for),
         "contended": [
             (lock, lock.waited_ms / lock.contended / 1_000, lock.longest_wait_ms / 1_000)

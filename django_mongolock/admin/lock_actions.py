@@ -46,7 +46,7 @@ from .confirmation import (
 )
 from .pages import Pages, unless_away
 
-#: The number of holders that one page shows. The actions do not touch the others.
+#: The number of holders, and of waiters, that one page shows. The actions do not touch other holders.
 SHOWN: Final = 100
 NAMED: Final = NamedLocks()
 

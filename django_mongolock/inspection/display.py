@@ -179,11 +179,6 @@ def time_ago(value: datetime | None, now: datetime | None) -> SafeString | str:
     )
 
 
-def time_since(value: datetime | None, now: datetime) -> SafeString | str:
-    """Return the time since a moment as HTML. See `lasting`."""
-    return lasting(value, (now - value).total_seconds() if value else 0.0)
-
-
 def lasting(since: datetime | None, seconds: float) -> SafeString | str:
     """Return a length of time as HTML, with the moment of its start as a hint. Return "–" without such a moment."""
     if since is None:

@@ -151,7 +151,6 @@ class Bounds(TypedDict, total=False):
     - limit: number of locks, 0 for all.
     - holders, waiters: numbers of holders and of waiters of each lock.
     - owner: only owner whose holders are read.
-    - passed: number of waiters at the head of the queue that are left out.
     - workers: only threads or tasks whose waiters are read.
     - timeout: seconds for each batch.
     - by: one of `ORDERS` and its direction, 1 or -1. Without it, the locks have the order of the query.
@@ -163,7 +162,6 @@ class Bounds(TypedDict, total=False):
     holders: int
     owner: str | None
     waiters: int
-    passed: int
     workers: Sequence[str] | None
     timeout: float
 
@@ -184,7 +182,7 @@ def snapshots(
     stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
     stages += [{"$limit": limit}] if limit else []
     holders, waiters = bounds.get("holders", 3), bounds.get("waiters", 1)
-    stages += projection(holders, waiters, bounds.get("passed", 0), bounds.get("owner"), bounds.get("workers"))
+    stages += projection(holders, waiters, bounds.get("owner"), bounds.get("workers"))
     # Ask for one more than is wanted. The server then closes the cursor with the first batch.
     size = min(limit or READ_BATCH, READ_BATCH) + 1
     cursor = sent_bounded(store, timeout, lambda: store.latest.aggregate(stages, batchSize=size))
@@ -304,7 +302,7 @@ def ping(store: MongoStore, timeout: float = 5.0) -> None:
 
 
 def projection(
-    holders: int, waiters: int, passed: int = 0, owner: str | None = None, workers: Sequence[str] | None = None
+    holders: int, waiters: int, owner: str | None = None, workers: Sequence[str] | None = None
 ) -> list[Document]:
     """Return the stages that leave the fields for `read_snapshot`.
 
@@ -313,7 +311,7 @@ def projection(
     """
     theirs: Document = {"$in": ["$$this.worker", {"$literal": workers}]}
     queue = QUEUE if workers is None else {"$filter": {"input": QUEUE, "as": "this", "cond": theirs}}
-    live: Document = {"$slice": [queue, passed, waiters]}
+    live: Document = {"$slice": [queue, waiters]}
     read: Document = {
         **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
         "now": "$$NOW",

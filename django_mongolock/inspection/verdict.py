@@ -49,7 +49,9 @@ _TEXTS: Final = {
     "kept": _("Its work is done, and the job does not run again before. If you do nothing: free in %(left)s."),
 }
 
-_OBSTACLE: Final = _("%(who)s itself has waited for “%(key)s” for %(time)s, held by %(holder)s: look there first.")
+_OBSTACLE: Final = _(
+    "Its holder %(who)s has itself waited %(time)s for “%(key)s”, held by %(holder)s. Look there first."
+)
 
 
 def verdict_text(lock: LockSnapshot) -> str:
