@@ -60,7 +60,7 @@ class TestSafeOrder:
         locks.add("a", [entry(1, left=32, held_for=9_000)], change=slow)
         locks.add("b", [entry(2, left=32, held_for=3_000)], [waiter(3)], slow)
         locks.add("c", [entry(4, left=32, held_for=6_000)], [waiter(5)], slow)
-        assert "3 locks hang, such as “c”" in text_of(staff.get(DASHBOARD))
+        assert "Hangs: “c” and 2 more. Its process lives" in text_of(staff.get(DASHBOARD))
 
     def test_tiles(self, locks: Locks, staff: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """A tile counts its own kind."""
@@ -71,7 +71,7 @@ class TestSafeOrder:
 
 
 class TestObstacle:
-    """F237: If the holder of a lock waits for another lock itself, every surface says so, and leads there."""
+    """F248: If the holder of a lock waits for another lock itself, every surface says so, and leads there."""
 
     SAID = r"nightly report has itself waited 1 min \d+ s for “catalog:import”, held by import of the catalog. Look "
 
@@ -120,7 +120,7 @@ class TestObstacle:
         locks.collection.update_one(
             {"_id": "report:nightly"}, {"$set": {"holders.0.acquired_at": now() - timedelta(hours=2)}}
         )
-        assert "2 locks hang, such as “catalog:import”" in text_of(staff.get(DASHBOARD))
+        assert "Hangs: “catalog:import” and 1 more. Its process lives" in text_of(staff.get(DASHBOARD))
 
     def test_others(self, staff: Client, locks: Locks, settings: Settings) -> None:
         """A lock with another prefix is not named, nor is one whose place in the queue has ended."""

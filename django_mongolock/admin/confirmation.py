@@ -191,6 +191,4 @@ def report(action: Action, done: int, changed: Sequence[str]) -> Iterator[tuple[
 
 
 def _first(keys: Sequence[str]) -> str:
-    more = len(keys) - 5
-    text = ", ".join(map(printable, keys[:5]))
-    return f"{text} {ngettext('and %d more', 'and %d more', more) % more}" if more > 0 else text
+    return ", ".join(map(printable, keys[:5])) + display.more(len(keys) - 5)

@@ -124,7 +124,8 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("who"))
     def who(self, event: LockEvent) -> SafeString:
-        return display.named(display.who(event.party), display.details(event.party))
+        named = display.named(display.who(event.party), display.where(event.party))
+        return format_html('<span title="{}">{}</span>', display.details(event.party), named)
 
     @admin.display(description=gettext_lazy("key"))
     def key_link(self, event: LockEvent) -> SafeString | str:

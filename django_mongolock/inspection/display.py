@@ -95,10 +95,15 @@ def named(name: str, place: str) -> SafeString:
     return format_html(html, name, place)
 
 
+def more(count: int) -> str:
+    """Return " and 2 more" for a list that leaves out *count* of its parts, "" for a whole one."""
+    text = ngettext("and %d more", "and %d more", count) % count  # xgettext does not look into an f-string
+    return f" {text}" if count > 0 else ""
+
+
 def others(lock: LockSnapshot) -> str:
     """Return the number of holders besides the first, and the permits in use of a semaphore."""
-    more = lock.holding - 1
-    text = f" {ngettext('and %d more', 'and %d more', more) % more}" if more > 0 else ""
+    text = more(lock.holding - 1)
     numbers = [each.capacity for each in lock.holders if each.mode == "semaphore" and each.capacity]
     return f"{text} ({_share(lock.permits, min(numbers))})" if numbers else text
 
@@ -122,13 +127,8 @@ def mode(party: Party) -> str:
     """Return "exclusive", "shared", or the number of permits in use out of the total."""
     if party.mode == "semaphore" and party.capacity is not None and party.capacity < UNLIMITED:
         return _share(1 + party.more_permits, party.capacity)
-    return (
-        _("shared")
-        if party.mode == "shared"
-        else _("exclusive")
-        if party.mode == "exclusive"
-        else printable(party.mode or "?")
-    )
+    words = {"shared": _("shared"), "exclusive": _("exclusive")}
+    return words.get(party.mode or "") or printable(party.mode or "?")
 
 
 def sentence(text: object) -> str:

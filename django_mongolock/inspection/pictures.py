@@ -306,10 +306,10 @@ class _Draft:
             self.edges[self._add_worker(waiter), name] = "waits"
         for holder in holders:
             self.edges[name, self._add_worker(holder)] = "holds"
-        if more := lock.waiting - len(waiters):
-            self.edges[self._add(f"+{name}", "more", _more(more)), name] = "waits"
-        if more := lock.holding - len(holders):
-            self.edges[name, self._add(f"{name}+", "more", _more(more))] = "holds"
+        if more := display.more(lock.waiting - len(waiters)):
+            self.edges[self._add(f"+{name}", "more", more.strip()), name] = "waits"
+        if more := display.more(lock.holding - len(holders)):
+            self.edges[name, self._add(f"{name}+", "more", more.strip())] = "holds"
 
     def _place(self, name: str, path: list[str]) -> int:
         """Return the column of a box, right of all boxes that point to it, except those that close a circle."""
@@ -358,7 +358,3 @@ def _path(a: Node, b: Node) -> str:
         return f"M{start},{a.middle} C{middle},{a.middle} {middle},{b.middle} {end},{b.middle}"
     low = max(a.bottom, b.bottom)
     return f"M{a.x},{a.middle + 8} C{a.x - 40},{low} {b.x + WIDTH + 40},{low} {b.x + WIDTH + 6},{b.middle + 8}"
-
-
-def _more(count: int) -> str:
-    return ngettext("and %d more", "and %d more", count) % count

@@ -31,7 +31,7 @@ LONG_WAIT: Final = 60.0
 
 
 class Alarm(StrEnum):
-    """The kinds of problems, the most urgent first.
+    """The kinds of problems, the most urgent first. A stale lock needs no person, so it is counted and no problem.
 
     - OTHERS: problems with locks of other kinds, such as document locks.
     """
@@ -41,7 +41,6 @@ class Alarm(StrEnum):
     DAMAGED = "damaged"
     HANGS = "hangs"
     LONG_WAIT = "long_wait"
-    STALE = "stale"
     STALE_OTHERS = "stale_others"
     DAMAGED_OTHERS = "damaged_others"
     OTHERS_AWAY = "others_away"
@@ -107,8 +106,6 @@ def _of_locks(locks: Overview) -> Iterator[Problem]:
     if locks.longest_wait > LONG_WAIT:
         longest = next(lock.key for lock in locks.waited_for if lock.longest_wait == locks.longest_wait)
         yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest)
-    if locks.stale:
-        yield Problem(Alarm.STALE, locks.stale)
 
 
 def _of_others(found: Iterable[Counts]) -> Iterator[Problem]:

@@ -17,14 +17,14 @@ _TEXTS: Final = {
     ),
     "claimed": _("No process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
     "slow": _(
-        "Held for %(mean)s on average, for %(longest)s at most. Renewed %(heard)s: the holder keeps it until its work "
+        "Earlier holds: %(mean)s on average, %(longest)s at most. Renewed %(heard)s: the holder keeps it until its work "
         "is done. If that takes too long, ask for a release."
     ),
     "asked": _(
         "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
     ),
     "hangs": _(
-        "Held for %(mean)s on average, for %(longest)s at most. Renewed %(heard)s: it may never get free by itself. "
+        "Earlier holds: %(mean)s on average, %(longest)s at most. Renewed %(heard)s: it may never get free by itself. "
         "Ask for a release, then force it."
     ),
     "hangs, asked": _(
