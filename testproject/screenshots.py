@@ -156,6 +156,7 @@ SITUATIONS = {
 def show_situations(running: site.Site, browser: Browser, folder: Path, names: Sequence[str]) -> None:
     """Take the pictures of each situation, and end it."""
     from django_mongolock.inspection.display import quote_key
+    from django_mongolock.models import Lock
 
     with ExitStack() as people:
         pages = {
@@ -177,6 +178,7 @@ def show_situations(running: site.Site, browser: Browser, folder: Path, names: S
                     page.screenshot(path=folder / f"{name}-{shown}-{width}-{scheme}.png", full_page=True)
             for program in reversed(running.processes.names[before:]):
                 running.processes.stop(program)
+            Lock.objects.filter(pk=key).force_release()  # no holder that was killed is in the next pictures
             print(name, flush=True)
 
 

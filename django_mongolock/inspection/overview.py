@@ -28,7 +28,6 @@ class Overview:
     - capped: whether more locks are held or kept than were counted.
     - unsound: keys of the damaged documents among the held locks examined.
     - longest_held, waited_for, left_behind (stale), contended, recent: the first few locks of each list.
-    - looked_at: number of held locks that were examined for damage.
     """
 
     now: datetime
@@ -38,7 +37,6 @@ class Overview:
     waiting: int = 0
     stale: int = 0
     capped: bool = False
-    looked_at: int = 0
     unsound: tuple[str, ...] = ()
     longest_held: tuple[LockSnapshot, ...] = ()
     waited_for: tuple[LockSnapshot, ...] = ()
@@ -101,7 +99,6 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
         held=min(at_work, MAX_COUNTED),
         kept=kept,
         capped=at_work + kept > MAX_COUNTED,
-        looked_at=min(at_work, MAX_HELD_EXAMINED),
         unsound=tuple(row["_id"] for row in held["damaged"]),
         waited=_sum(waits, "waited"),
         waiting=_sum(waits, "waiting"),

@@ -145,7 +145,6 @@ def status_as_json(status: Status) -> Json:
             "stale": found.stale,
             "deadlocks": len(found.deadlocks),
             "more_held": found.capped,
-            "looked_at": found.looked_at,
         },
         "longest_wait_seconds": round(found.longest_wait, 3),
         "held": [rows[lock.key] for lock in found.longest_held],

@@ -39,12 +39,8 @@ _TEXTS: Final = {
         "unless the holder comes back."
     ),
     "stale": _(
-        "Its holder is dead or cut off: its lease ended %(ended)s, without a release. If you do nothing: the next "
-        "process that asks gets it."
-    ),
-    "stale, waited for": _(
-        "Its holder is dead or cut off: its lease ended %(ended)s, without a release. If you do nothing: the first "
-        "waiter gets it."
+        "Its holder is dead or cut off: its lease ended %(ended)s, without a release. If you do nothing: %(next)s gets "
+        "it."
     ),
     "kept": _("Its work is done, and the job does not run again before. If you do nothing: free in %(left)s."),
 }
@@ -61,6 +57,7 @@ def verdict_text(lock: LockSnapshot) -> str:
     asked = lock.asked
     facts = {
         "left": time_left(lock.expires_at, lock.now),
+        "next": _("the first waiter") if lock.waiting else _("the next process that asks"),
         "ended": ago(lock.expires_at or lock.now, lock.now),
         "heard": ago(lock.heard or lock.now, lock.now),
         "mean": duration(lock.mean_hold or 0.0),
