@@ -241,7 +241,8 @@ class TestEverybody:
 
     @pytest.mark.parametrize("width", [1280, 1440])
     def test_an_event_is_a_line(self, visit: Visit, history: Collection[dict[str, Any]], width: int) -> None:
-        """F150: In the history each event has one line of facts, and its place and time below. The last column is in sight."""
+        """F150: In the history each event has one line of facts, and its place and time below. The last column is in
+        sight."""
         task = {"place": "task shop.tasks.export 7f3a0001-11b2-4c55-9f0e-8a1d00000001", "thread": "ForkPoolWorker-2"}
         who: dict[str, Any] = {"user": "anna", "host": "worker-1.example.com", "pid": 4711, **task}
         told = {**who, "token": TOKEN, "waited_ms": 75_000, "held_ms": 90_000}

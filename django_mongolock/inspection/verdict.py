@@ -17,8 +17,8 @@ _TEXTS: Final = {
     ),
     "claimed": _("No process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
     "slow": _(
-        "Earlier holds: %(mean)s on average, %(longest)s at most. Renewed %(heard)s: the holder keeps it until its work "
-        "is done. If that takes too long, ask for a release."
+        "Earlier holds: %(mean)s on average, %(longest)s at most. Renewed %(heard)s: the holder keeps it until its "
+        "work is done. If that takes too long, ask for a release."
     ),
     "asked": _(
         "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
