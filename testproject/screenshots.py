@@ -54,7 +54,6 @@ class Shot:
     """One picture.
 
     - height: the height of the shown part.
-    - of: the only element to show.
     - before: actions on the page first.
     - shared: whether a second person has the page open already.
     """
@@ -63,7 +62,6 @@ class Shot:
     path: str
     width: int = WIDE
     height: int = 800
-    of: str = ""
     before: Callable[[Page], object] | None = None
     shared: bool = False
 
@@ -75,9 +73,7 @@ def click(selector: str) -> Callable[[Page], object]:
 
 SHOTS = [
     Shot("dashboard", DASHBOARD, height=1040),
-    Shot("dashboard-recent", DASHBOARD, of="#recent"),
     Shot("dashboard-narrow", DASHBOARD, width=NARROW, height=780),
-    Shot("locks", LOCKS, height=620),
     Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),
     Shot(
         "force-release",
@@ -90,10 +86,15 @@ SHOTS = [
 
 
 def hold(running: site.Site, label: str, *keys: str, lease: float = 30.0) -> subprocess.Popen[bytes]:
-    """Start a program that acquires the keys, one after the other, and give it time to do so."""
+    """Start a program that acquires the keys, one after the other. Return when it holds the last one, or waits."""
+    from django_mongolock import lock_info
+
     argv = site.module("testproject.demo.night", "hold", label, *keys)
     program = running.processes.start(label, argv, patience=1.0, env={"MONGOLOCK_LEASE": str(lease)})
-    running.watch(2.0)
+    lock = lock_info(keys[-1])
+    while label not in [each.label for each in (*lock.holders, *lock.waiters)]:
+        running.watch(0.2)
+        lock = lock_info(keys[-1])
     return program
 
 
@@ -110,7 +111,7 @@ def slow(running: site.Site, key: str) -> None:
         with mongo_lock(key, label="nightly import"):
             time.sleep(0.2)
     works(running, key)
-    running.watch(3.0)
+    running.watch(5.0)
 
 
 def silent(running: site.Site, key: str) -> None:
@@ -123,7 +124,9 @@ def silent(running: site.Site, key: str) -> None:
 
 def dead(running: site.Site, key: str) -> None:
     """Kill the holder, and wait until its lease has ended."""
-    hold(running, "nightly import", key, lease=5.0).kill()
+    program = hold(running, "nightly import", key, lease=5.0)
+    running.watch(2.0)  # its history is written
+    program.kill()
     time.sleep(10.0)
 
 
@@ -231,7 +234,7 @@ def take(browser: Browser, running: site.Site, shot: Shot, scheme: str, folder: 
         page.evaluate("scrollTo(0, 0)")
         page.wait_for_load_state("networkidle")
         path = folder / f"{shot.name}{'-dark' if scheme == 'dark' else ''}.png"
-        (page.locator(shot.of) if shot.of else page).screenshot(path=path)
+        page.screenshot(path=path)
     shrink(path)
     print(f"{path} {path.stat().st_size // 1024} KB", flush=True)
 
