@@ -72,13 +72,13 @@ def click(selector: str) -> Callable[[Page], object]:
 
 
 SHOTS = [
-    Shot("dashboard", DASHBOARD, height=1040),
+    Shot("dashboard", DASHBOARD, height=1240),
     Shot("dashboard-narrow", DASHBOARD, width=NARROW, height=780),
     Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),
     Shot(
         "force-release",
         f"{LOCKS}report_3Anightly/change/",
-        height=620,
+        height=740,
         before=click(".mongolock-next a[href*=force-release]"),
     ),
     Shot("edit-lock", ORDER, height=640, shared=True),
