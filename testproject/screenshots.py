@@ -54,6 +54,7 @@ class Shot:
     """One picture.
 
     - height: the height of the shown part.
+    - until: the last element to show, however high the page is.
     - before: actions on the page first.
     - shared: whether a second person has the page open already.
     """
@@ -62,6 +63,7 @@ class Shot:
     path: str
     width: int = WIDE
     height: int = 800
+    until: str = ""
     before: Callable[[Page], object] | None = None
     shared: bool = False
 
@@ -72,7 +74,7 @@ def click(selector: str) -> Callable[[Page], object]:
 
 
 SHOTS = [
-    Shot("dashboard", DASHBOARD, height=1240),
+    Shot("dashboard", DASHBOARD, until="#now"),
     Shot("dashboard-narrow", DASHBOARD, width=NARROW, height=780),
     Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),
     Shot(
@@ -234,7 +236,9 @@ def take(browser: Browser, running: site.Site, shot: Shot, scheme: str, folder: 
         page.evaluate("scrollTo(0, 0)")
         page.wait_for_load_state("networkidle")
         path = folder / f"{shot.name}{'-dark' if scheme == 'dark' else ''}.png"
-        page.screenshot(path=path)
+        box = page.locator(shot.until).bounding_box() if shot.until else None
+        height = box["y"] + box["height"] if box else shot.height
+        page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": shot.width, "height": height})
     shrink(path)
     print(f"{path} {path.stat().st_size // 1024} KB", flush=True)
 
