@@ -123,7 +123,9 @@ class TestObstacle:
         assert "Hangs: “catalog:import” and 1 more. Its process lives" in text_of(staff.get(DASHBOARD))
 
     def test_others(self, staff: Client, locks: Locks, settings: Settings) -> None:
-        """A lock with another prefix is not named, nor is one whose place in the queue has ended."""
+        """A lock with another prefix is not named, nor is one whose place in the queue has ended, nor a key that is no
+        text."""
+        locks.add(7, [entry(9, left=32)], [waiter(2, worker="w1")])
         locks.collection.update_one(
             {"_id": "catalog:import"}, {"$set": {"waiters.0.until": now() - timedelta(seconds=1)}}
         )

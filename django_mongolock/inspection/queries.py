@@ -214,6 +214,7 @@ def with_obstacles(
         obstacles = {
             waiter.worker: Obstacle(lock.key, next(iter(lock.holders), None), waiter)
             for lock in found
+            if type(lock.key) is str
             for waiter in lock.waiters
         }
         for lock in batch:
