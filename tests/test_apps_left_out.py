@@ -39,7 +39,7 @@ from tests.support.lock_fixtures import WITH_MONGO
 pytestmark = WITH_MONGO
 
 
-@pytest.mark.parametrize("page", ["/", "/k/change/", "dashboard/", "/k/waiters/"])
+@pytest.mark.parametrize("page", ["/", "/k/change/", "dashboard/"])
 def test_pages(locks, page):
     locks.held("k")
     client = Client()

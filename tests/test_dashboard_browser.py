@@ -241,7 +241,8 @@ class TestEverybody:
 
     @pytest.mark.parametrize("width", [1280, 1440])
     def test_an_event_is_a_line(self, visit: Visit, history: Collection[dict[str, Any]], width: int) -> None:
-        """F150: In the history each event has one line, and the last column is in sight."""
+        """F150: In the history each event has one line of facts, and its place and time below. The last column is in
+        sight."""
         task = {"place": "task shop.tasks.export 7f3a0001-11b2-4c55-9f0e-8a1d00000001", "thread": "ForkPoolWorker-2"}
         who: dict[str, Any] = {"user": "anna", "host": "worker-1.example.com", "pid": 4711, **task}
         told = {**who, "token": TOKEN, "waited_ms": 75_000, "held_ms": 90_000}
@@ -252,7 +253,7 @@ class TestEverybody:
             rows = page.locator("#result_list tbody tr")
             assert rows.count() == 2
             for number in range(2):
-                assert rows.nth(number).bounding_box()["height"] < 45
+                assert rows.nth(number).bounding_box()["height"] < 65
             box = page.locator(".field-details").first.bounding_box()
             assert box["x"] + box["width"] <= width
 
@@ -263,6 +264,26 @@ class TestEverybody:
             said = page.locator("#result_list tbody tr").inner_text()
             assert "order:5" in said
             assert "–" not in said
+
+    @pytest.mark.parametrize("width", [390, 1280])
+    def test_no_name_is_cut(self, visit: Visit, locks: Locks, width: int) -> None:
+        """F249: Each page shows the whole name of a holder and a waiter, its host, its process and its task."""
+        facts: dict[str, Any] = {
+            "label": "import of the catalog of everything " * 3,
+            "host": "worker-17.eu-central.shop.internal",
+            "place": "task shop.tasks.export_everything 3e59df37-918e-4d69-84ba-8a1d00000001",
+            "user": "anna.of.the.night.shift@shop.example.org",
+        }
+        locks.add("order:5", [entry(1, left=32, worker="x", **facts)], [waiter(2, worker="y", **facts)])
+        cut = """() => [...document.querySelectorAll("#content *")].filter((each) => {
+          const style = getComputedStyle(each), hides = style.overflowX !== "visible" && style.overflowX !== "auto";
+          return hides && each.clientWidth > 1 && each.scrollWidth > each.clientWidth + 1;
+        }).map((each) => each.textContent)"""
+        with visit(every=60, viewport={"width": width, "height": 844}) as page:
+            for path in (PAGE, LIST, f"{LIST}order_3A5/change/"):
+                page.goto(path)
+                assert page.evaluate(cut) == [], path
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, path
 
     def test_boxes_show_whole_names(self, visit: Visit, locks: Locks) -> None:
         """F221: a key of the graph is never cut, nor is the host or the process of a thread."""
@@ -303,10 +324,9 @@ class TestEverybody:
         axe = Axe()
         fill(locks)
         order = f"{LIST}order_3A5/change/"
-        waiters = f"{LIST}order_3A5/waiters/"
         with visit(every=60, color_scheme=scheme) as page:
             found = {}
-            for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order, waiters,
+            for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order,
                          f"{LIST}?state=stale", f"{LIST}left_3Abehind/change/", f"{LIST}bad/change/",
                          f"{LIST}others/", f"{LIST}order_3A5/history/",
                          "/admin/django_mongolock/"):  # fmt: skip

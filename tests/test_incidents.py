@@ -56,7 +56,7 @@ class TestThePage:
             assert word in text
         assert f'action="{ACTIONS[action]}"' in page.content.decode()
         assert ("The lock is not taken away" in text) == (action == "ask_to_release")
-        assert ("will be taken from its holders" in text) == (action == "force_release")
+        assert ("will be taken from its holder" in text) == (action == "force_release")
         assert locks.read("k") == before
 
     @pytest.mark.parametrize("action", ACTIONS)

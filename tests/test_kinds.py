@@ -197,8 +197,8 @@ class TestAdmin:
         """The dashboard does not say "1000" of a count that was cut."""
         monkeypatch.setattr(Rooms, "counts", lambda self: Counts(self.name, stale=1_000, damaged=3, more=True))
         page = browser("view_lock").get(DASHBOARD).content.decode()
-        assert "≥ 1000 locks of “rooms” are stale" in page
-        assert "≥ 3 locks of “rooms” are damaged" in page
+        assert "Stale locks of “rooms”: ≥ 1000." in page
+        assert "Damaged locks of “rooms”: ≥ 3." in page
 
     def test_named_locks_need_their_own_right(self, rooms: Rooms, locks: Locks) -> None:
         """A user with the right to clear stale locks of other kinds neither clears nor sees named locks with the same

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -11,13 +13,16 @@ import pytest
 from bson.int64 import Int64
 from django.test import Client
 from pymongo.collection import Collection
+from pytest_django import Settings
 
 from django_mongolock.inspection.kinds import Counts
+from django_mongolock.inspection.overview import overview
 from testproject.demo.__main__ import terminal
 from tests.editing.staff import text_of
 from tests.support.lock_documents import Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.test_admin import DASHBOARD, LIST, browser, page_of
+from tests.support.programs import said_by
+from tests.test_admin import DASHBOARD, LIST, browser, fields_of, page_of
 
 pytestmark = WITH_MONGO
 
@@ -31,11 +36,11 @@ class TestSafeOrder:
 
     @pytest.mark.parametrize("page", [page_of("k"), f"{LIST}force-release/?key=k"])
     def test_one_that_lives(self, locks: Locks, staff: Client, page: str) -> None:
-        """The steps are to look, to stop, and to ask. To force the release comes last."""
+        """The steps are to ask, to look, and to stop. To force the release comes last."""
         locks.add("k", [entry(7, left=32, held_for=75, label="import")], [waiter(2)])
         text = text_of(staff.get(page))
         assert "● works Renewed" in text
-        steps = ["works Renewed", "py-spy dump --pid 4007", "kill 4007", "Ask to release…"]
+        steps = ["works Renewed", "Ask to release…", "Asking is safe", "py-spy dump --pid 4007", "kill 4007"]
         places = [text.index(step) for step in [*steps, *(["Force release…"] if "change" in page else [])]]
         assert places == sorted(places)
         assert "on web-1" in text
@@ -55,7 +60,7 @@ class TestSafeOrder:
         locks.add("a", [entry(1, left=32, held_for=9_000)], change=slow)
         locks.add("b", [entry(2, left=32, held_for=3_000)], [waiter(3)], slow)
         locks.add("c", [entry(4, left=32, held_for=6_000)], [waiter(5)], slow)
-        assert "3 locks hang, such as “c”" in text_of(staff.get(DASHBOARD))
+        assert "Hangs: “c” and 2 more. Its process lives" in text_of(staff.get(DASHBOARD))
 
     def test_tiles(self, locks: Locks, staff: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """A tile counts its own kind."""
@@ -63,6 +68,134 @@ class TestSafeOrder:
         monkeypatch.setattr("django_mongolock.inspection.status.count_all", lambda _: counted)
         text = text_of(staff.get(DASHBOARD))
         assert re.search(r" 0 named locks held 2 of other kinds held ", text)
+
+
+class TestObstacle:
+    """F248: If the holder of a lock waits for another lock itself, every surface says so, and leads there."""
+
+    SAID = r"nightly report has itself waited 1 min \d+ s for “catalog:import”, held by import of the catalog. Look "
+
+    @pytest.fixture
+    def staff(self, locks: Locks) -> Client:
+        report: dict[str, Any] = {"label": "nightly report", "worker": "w1"}
+        locks.add("catalog:import", [entry(1, left=32, held_for=90, label="import of the catalog", worker="w0")],
+                  [waiter(2, held_for=75, **report)])  # fmt: skip
+        locks.add("report:nightly", [entry(2, left=32, **report)], [waiter(3, held_for=70, worker="w3", label="till")])
+        return browser("view_lock", "force_release_lock", "view_lock_status")
+
+    @pytest.mark.parametrize(
+        "page",
+        [
+            page_of("report:nightly"),
+            f"{LIST}force-release/?key=report:nightly",
+            f"{LIST}ask-to-release/?key=report:nightly",
+            DASHBOARD,
+            LIST,
+        ],
+    )
+    def test_pages(self, staff: Client, page: str) -> None:
+        """The sentence stands once on each page. A link leads to the other lock."""
+        response = staff.get(page)
+        assert len(re.findall(self.SAID, text_of(response))) == 1
+        assert f'href="{page_of("catalog:import")}"' in response.content.decode()
+
+    def test_a_reason_is_missing(self, staff: Client) -> None:
+        """The page that asks again says the same."""
+        asked = staff.get(f"{LIST}force-release/?key=report:nightly")
+        assert re.search(self.SAID, text_of(staff.post(f"{LIST}force-release/", fields_of(asked))))
+
+    def test_programs(self, staff: Client) -> None:
+        """The command prints the sentence. Its JSON and that of the status name the other lock."""
+        assert re.search(self.SAID, said_by("list_locks", "--wide"))
+        listed = json.loads(said_by("list_locks", "--json"))["kinds"][0]["locks"]
+        waits = {row["key"]: row["holder_waits_for"] for row in listed}
+        assert waits == {"catalog:import": None, "report:nightly": "catalog:import"}
+        held = {row["key"]: row["holder_waits_for"] for row in staff.get(f"{LIST}status/").json()["held"]}
+        assert held == waits
+
+    def test_the_alarm_names_the_cause(self, staff: Client, locks: Locks) -> None:
+        """Of two locks that hang, the alarm names the one whose holder does not wait."""
+        slow = {"longest_hold_ms": Int64(1_000), "held_ms": Int64(1_000)}
+        locks.collection.update_many({}, {"$set": slow})
+        locks.collection.update_one(
+            {"_id": "report:nightly"}, {"$set": {"holders.0.acquired_at": now() - timedelta(hours=2)}}
+        )
+        assert "Hangs: “catalog:import” and 1 more. Its process lives" in text_of(staff.get(DASHBOARD))
+
+    def test_others(self, staff: Client, locks: Locks, settings: Settings) -> None:
+        """A lock with another prefix is not named, nor is one whose place in the queue has ended, nor a key that is no
+        text."""
+        locks.add(7, [entry(9, left=32)], [waiter(2, worker="w1")])
+        locks.collection.update_one(
+            {"_id": "catalog:import"}, {"$set": {"waiters.0.until": now() - timedelta(seconds=1)}}
+        )
+        assert "itself" not in text_of(staff.get(page_of("report:nightly")))
+        locks.collection.update_one(
+            {"_id": "catalog:import"}, {"$set": {"waiters.0.until": now() + timedelta(hours=1)}}
+        )
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "report:"}
+        assert "catalog" not in text_of(staff.get(page_of("report:nightly")))
+
+
+class TestConfirmation:
+    """The confirmation names the consequences with names and numbers."""
+
+    def test_next(self, locks: Locks) -> None:
+        """The page names the next holder, and the seconds until the present one learns of its loss."""
+        locks.add("k", [entry(1, left=32)], [waiter(2, label="till 3"), waiter(3, label="till 7")])
+        text = text_of(browser("view_lock", "force_release_lock").get(f"{LIST}force-release/?key=k"))
+        assert "This lock will be taken from its holder:" in text
+        assert "learns of the loss at its next renewal, within 10 s." in text
+        assert "2 waiters. Then till 3 gets the lock." in text
+
+    def test_several(self, locks: Locks) -> None:
+        """With several holders, the first waiter waits for all of them."""
+        holders = [entry(number, left=32, mode="shared") for number in (1, 2)]
+        locks.add("k", holders, [waiter(3, label="till 3")])
+        client = browser("view_lock", "force_release_lock")
+        text = text_of(client.get(f"{LIST}force-release/?key=k"))
+        assert "This lock will be taken from its 2 holders:" in text
+        assert "1 waiter. When all holders have released it, till 3 gets it." in text
+        asked = text_of(client.get(f"{LIST}ask-to-release/?key=k"))
+        assert "The 2 holders will learn of the request at their next renewals, within 10 s." in asked
+
+
+def test_the_list_says_what_it_leaves_out(locks: Locks) -> None:
+    """The list of held locks counts the stale locks, and leads to them."""
+    locks.held("k")
+    locks.stale("a", "b")
+    client = browser("view_lock")
+    assert "2 stale locks are not listed here: their holders are dead or cut off. Show" in text_of(client.get(LIST))
+    assert "not listed here" not in text_of(client.get(f"{LIST}?state=stale"))
+
+
+@pytest.mark.parametrize("page", [LIST, DASHBOARD, page_of("k"), "/admin/mongolock_history/lockevent/"])
+def test_no_crumb_stands_twice(locks: Locks, page: str) -> None:
+    """The last crumb is the title of the page, and no crumb repeats the one before."""
+    locks.held("k")
+    found = browser("view_lock", "view_lockevent").get(page).content.decode()
+    (crumbs,) = re.findall(r'<div class="breadcrumbs">(.*?)</div>', found, re.DOTALL)
+    names = [" ".join(name.split()) for name in re.sub(r"<[^>]*>|\s+", " ", crumbs).split("&rsaquo;")]
+    assert len({*names}) == len(names)
+    assert f"<title>{names[-1]} |" in " ".join(found.split())
+
+
+def test_one_moment(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table and the picture of the dashboard show one state of a lock, although parts of the command differ."""
+    early = {"_id": "k", "released": False, "holding": 1, "more_permits": 0, "queue": {"waiting": 0}, "whole": True}
+    holder = entry(1, held_for=90)
+    seen = {**early, "now": now(), "expires_at": holder["until"], "holders": [holder]}
+    later = {**seen, "holders": [entry(2, held_for=1)]}
+    parts = [
+        {"part": "held", "now": now(), "longest": [seen], "damaged": [], "sums": [{"n": 1, "kept": 0}]},
+        {"part": "waits", "longest": [], "sums": []},
+        {"part": "stale", "latest": [], "sums": []},
+        {"part": "recent", "locks": [later]},
+    ]
+    store = Mock(latest=Mock(aggregate=lambda _: parts), bounded=lambda _: nullcontext())
+    found = overview(store)
+    assert found.recent == found.longest_held
+    assert found.longest_held[0].holders[0].token == holder["token"]
 
 
 class TestHistory:
@@ -94,8 +227,9 @@ class TestHistory:
 
     def test_a_line(self, told: Client) -> None:
         page = told.get(f"{self.EVENTS}?event=lost")
-        assert re.search(r" ago import x{60} lost:k{100} ◐ lost waited 1 min 30 s ", text_of(page))
-        assert re.search(r'<time [^>]*title="20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC">', page.content.decode())
+        clock = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+        line = rf" ago {clock} import x{{60}} web-1 · pid 7 lost:k{{100}} ◐ lost waited 1 min 30 s "
+        assert re.search(line, text_of(page))
         response = told.get(f"{self.EVENTS}?event=nonsense")
         assert (response.status_code, response["Location"]) == (302, f"{self.EVENTS}?e=1")
 
@@ -109,10 +243,9 @@ class TestHistory:
         assert told.get(page_of("k")).context["hour"].minutes == 15
 
 
-@pytest.mark.parametrize("query", ["state=waiting", "mode=$ne"])
-def test_an_unknown_state(locks: Locks, query: str) -> None:
+def test_an_unknown_state(locks: Locks) -> None:
     """F224: A filter that does not exist gets Django's own answer."""
-    response = browser("view_lock").get(f"{LIST}?{query}")
+    response = browser("view_lock").get(f"{LIST}?state=waiting")
     assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
 
 

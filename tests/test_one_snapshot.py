@@ -54,8 +54,8 @@ STATES: dict[str, tuple[Callable[[], Parties], Callable[[], Parties], float, str
     ),
     "silent": (lambda: _held(left=8.0), list, 4, "silent", "3 h 0 min", 0),
     "claimed": (lambda: _held(left=8.0, host=CLAIMED), list, 4, "works", "3 h 0 min", 0),
-    "dead": (lambda: _held(left=-20 * 60), list, 4, "dead", "2 h 40 min", 0),
-    "dead, waited for": (lambda: _held(left=-20 * 60), lambda: [waiter(2)], 4, "dead", "2 h 40 min", 1),
+    "stale": (lambda: _held(left=-20 * 60), list, 4, "stale", "2 h 40 min", 0),
+    "stale, waited for": (lambda: _held(left=-20 * 60), lambda: [waiter(2)], 4, "stale", "2 h 40 min", 1),
     "kept": (lambda: _held(released=now()), list, 4, "kept", "", 0),
     "many holders": (_of_many, list, 4, "works", "3 h 0 min", 0),
     "one of two has released": (_of_two, list, 4, "works", "3 h 0 min", 0),
@@ -77,7 +77,7 @@ def _in_list(client: Client, key: str) -> Said:
 
 def _on_page(client: Client, key: str) -> Said:
     text = text_of(client.get(page_of(key)))
-    word = re.search(r"[●◇◐○▲◑?◌] (\w+) Actions in the admin", text)
+    word = re.search(r"Actions in the admin [●◇◐○▲◑?◌] (\w+) ", text)
     held = re.search(r"eld by \(\d+\), for (.*? .*?) holder", text)
     waits = re.search(r"Waiting, first come, first served \((\d+)\)", text)
     assert word is not None, text

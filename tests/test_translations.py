@@ -69,7 +69,7 @@ def test_messages_are_found() -> None:
     found = all_messages()
     assert len(found) > 200
     for message in (("stale",), ("%d stale lock was cleared.", "%d stale locks were cleared."),
-                    ("No waiters.",), ("%(count)s waiter.", "%(count)s waiters."),
+                    ("No waiters.",), ("%d waiter.", "%d waiters."),
                     ("The locks cannot be shown now: %(problem)s",)):  # fmt: skip
         assert message in found, message
 

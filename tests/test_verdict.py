@@ -68,16 +68,16 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Holds, Verdict | None, str]] =
     "short holds are not judged": ([holder(heard=3, held=4)], 0, (0.01, 0.01), Verdict.WORKS, "Renewed"),
     "longer than ever before": (
         [holder(heard=3, held=21)], 0, (10.0, 12.0), Verdict.SLOW,
-        ("Held for 10 s on average, for 12 s at most. Renewed 3.0 s ago: the holder keeps it until its work is done. "
+        ("Earlier holds: 10 s on average, 12 s at most. Renewed 3.0 s ago: the holder keeps it until its work is done. "
          "If that takes too long, ask for a release."),
     ),
     "twice the longest, and ten times the mean": (
         [holder(heard=3, held=101)], 1, (10.0, 50.0), Verdict.HANGS,
-        ("Held for 10 s on average, for 50 s at most. Renewed 3.0 s ago: it may never get free by itself. "
+        ("Earlier holds: 10 s on average, 50 s at most. Renewed 3.0 s ago: it may never get free by itself. "
          "Ask for a release, then force it."),
     ),
-    "not yet a minute": ([holder(heard=3, held=59)], 0, (0.1, 0.2), Verdict.SLOW, "Held for 0.1 s on average"),
-    "not yet twice the longest": ([holder(heard=3, held=99)], 0, (1.0, 50.0), Verdict.SLOW, "Held for 1.0 s on"),
+    "not yet a minute": ([holder(heard=3, held=59)], 0, (0.1, 0.2), Verdict.SLOW, "Earlier holds: 0.1 s on average"),
+    "not yet twice the longest": ([holder(heard=3, held=99)], 0, (1.0, 50.0), Verdict.SLOW, "Earlier holds: 1.0 s on"),
     "asked": (
         [holder(heard=3, held=9, **ASKED, release_requested_at=ago(4))], 0, None, Verdict.ASKED,
         ("Asked to release it 4.0 s ago, by anna, in the admin. "
@@ -107,13 +107,14 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Holds, Verdict | None, str]] =
     ),
     "a browser tab": ([holder(heard=20, host=BROWSER)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
     "its lease is over": (
-        [holder(heard=40)], 0, None, Verdict.DEAD,
-        ("Its lease ended 7.0 s ago, without a release. "
+        [holder(heard=40)], 0, None, Verdict.STALE,
+        ("Its holder is dead or cut off: its lease ended 7.0 s ago, without a release. "
          "If you do nothing: the next process that asks gets it."),
     ),
     "its lease is over, and waited for": (
-        [holder(heard=40)], 1, None, Verdict.DEAD,
-        "Its lease ended 7.0 s ago, without a release. If you do nothing: the first waiter gets it.",
+        [holder(heard=40)], 1, None, Verdict.STALE,
+        ("Its holder is dead or cut off: its lease ended 7.0 s ago, without a release. "
+         "If you do nothing: the first waiter gets it."),
     ),
     "kept": (
         [holder(heard=3, released=ago(3))], 0, None, Verdict.KEPT,

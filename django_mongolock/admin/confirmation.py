@@ -95,20 +95,17 @@ class Shown:
         if lock.state is ShownState.KEPT:
             end = display.moment(lock.expires_at or lock.now)
             return _("Kept until %s. If you free it, the job will run again when it is next called.") % end
-        waiting, only_one = lock.waiting, lock.holding == 1
-        if not waiting:
-            return _("No waiters: the lock will be free.") if only_one else _("No waiters.")
-        if only_one:
-            text = ngettext(
-                "%d waiter: it gets the lock next.", "%d waiters: the first in the queue gets the lock next.", waiting
-            )
-        else:
-            text = ngettext(
-                "%d waiter. It gets the lock when the remaining holders release it.",
-                "%d waiters. The first in the queue gets it when the remaining holders release it.",
-                waiting,
-            )
-        return text % waiting
+        if not lock.waiting:
+            return _("No waiters: the lock will be free.") if lock.holding == 1 else _("No waiters.")
+        first = next((display.who(each) for each in lock.waiters), "?")
+        then = _("Then %s gets the lock.") if lock.holding == 1 else _("When all holders have released it, %s gets it.")
+        return f"{self.waiters} {then % first}"
+
+    @property
+    def waiters(self) -> str:
+        """The number of waiters in words."""
+        waiting = self.row.lock.waiting if isinstance(self.row, LockRow) else 0
+        return ngettext("%d waiter.", "%d waiters.", waiting) % waiting if waiting else _("No waiters.")
 
 
 def read_shown(values: Sequence[str], *, named: bool = False) -> tuple[Rows, list[str]]:
@@ -194,6 +191,4 @@ def report(action: Action, done: int, changed: Sequence[str]) -> Iterator[tuple[
 
 
 def _first(keys: Sequence[str]) -> str:
-    more = len(keys) - 5
-    text = ", ".join(map(printable, keys[:5]))
-    return f"{text} {ngettext('and %d more', 'and %d more', more) % more}" if more > 0 else text
+    return ", ".join(map(printable, keys[:5])) + display.more(len(keys) - 5)

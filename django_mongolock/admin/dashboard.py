@@ -9,17 +9,20 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import gettext_lazy
 
 from ..exceptions import printable
 from ..inspection import display
 from ..inspection.pictures import NOTHING, draw_graph, draw_lanes, pasts
 from ..inspection.snapshot import Verdict
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
+from ..inspection.verdict import obstacle_text
 from ..models.lock_model import Lock, LockDashboard
 from .lock_actions import LockActions
 from .pages import Pages, in_own_encoding, unless_away
 
+#: The conditions that are no problem yet, and worth a look.
+UNUSUAL: Final = (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
 
@@ -66,19 +69,19 @@ class Dashboard(LockActions):
 
 
 def facts(status: Status) -> dict[str, Any]:
-    """Return the context of the templates. Stale locks need no person, so they are listed last and are no problem."""
+    """Return the context of the templates."""
     locks = status.locks
-    lists = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
-    candidates = {lock.key: lock for lock in lists}  # the locks that may get a lane
-    told = next((read(candidates.values()) for read in pasts), NOTHING)
+    left = [lock for lock in locks.present if lock.verdict is Verdict.STALE and lock.waiting]
+    told = next((read(locks.shown) for read in pasts), NOTHING)
     return {
         "locks": locks,
         "server": status.server,
-        "problems": [(problem, _text(problem)) for problem in status.problems if problem.alarm is not Alarm.STALE],
+        "problems": [(each, _text(each, status)) for each in status.problems],
         "rows": status.rows,
-        "unusual": [row for row in status.rows if row.lock.verdict in (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)],
+        "unusual": [row for row in status.rows if row.lock.verdict in UNUSUAL or row.lock in left],
+        "harmless": locks.stale - len(left),
         "gave_up": told.deadlocks,
-        "recent": draw_lanes(candidates.values(), locks.now, told),
+        "recent": draw_lanes(locks.shown, locks.now, told),
         "graph": draw_graph(locks.waited_for),
         "contended": [
             (lock, lock.waited_ms / lock.contended / 1_000, lock.longest_wait_ms / 1_000)
@@ -90,35 +93,18 @@ def facts(status: Status) -> dict[str, Any]:
     }
 
 
-#: The text of each problem and of its cure, in a sentence or two. `time` is the amount, if the amount is in seconds.
+#: The text of each problem and of its cure. `time` is the amount, if the amount is in seconds.
 TEXTS: Final = {
     Alarm.SERVER: gettext_lazy("MongoDB cannot be used: %(about)s"),
-    Alarm.DEADLOCK: ngettext_lazy(
-        "%(count)d deadlock: its members wait for one another. The youngest of them gives up in a moment.",
-        "%(count)d deadlocks: their members wait for one another. The youngest of each gives up in a moment.",
-        "count",
+    Alarm.DEADLOCK: gettext_lazy(
+        "Deadlock: threads or tasks wait for one another. The youngest of them gives up in a moment."
     ),
-    Alarm.DAMAGED: ngettext_lazy(
-        "The document of “%(about)s” is damaged: the lock cannot be acquired until the document is repaired.",
-        "%(count)d documents are damaged, such as that of “%(about)s”: their locks cannot be acquired until they are "
-        "repaired.",
-        "count",
-    ),
-    Alarm.HANGS: ngettext_lazy(
-        "“%(about)s” hangs: its process lives, and does not release it.",
-        "%(count)d locks hang, such as “%(about)s”: their processes live, and do not release them.",
-        "count",
-    ),
+    Alarm.DAMAGED: gettext_lazy("Damaged: “%(about)s”%(more)s. Nobody can acquire it until its document is repaired."),
+    Alarm.HANGS: gettext_lazy("Hangs: “%(about)s”%(more)s. Its process lives, and does not release it."),
     Alarm.LONG_WAIT: gettext_lazy("A waiter has been waiting for “%(about)s” for %(time)s."),
-    Alarm.STALE_OTHERS: ngettext_lazy(
-        "%(count)d lock of “%(about)s” is stale: the flow that held it has died or hangs.",
-        "%(count)d locks of “%(about)s” are stale: the flows that held them have died or hang.",
-        "count",
-    ),
-    Alarm.DAMAGED_OTHERS: ngettext_lazy(
-        "%(count)d lock of “%(about)s” is damaged: it cannot be acquired until it is repaired.",
-        "%(count)d locks of “%(about)s” are damaged: they cannot be acquired until they are repaired.",
-        "count",
+    Alarm.STALE_OTHERS: gettext_lazy("Stale locks of “%(about)s”: %(count)s. A flow that held one has died or hangs."),
+    Alarm.DAMAGED_OTHERS: gettext_lazy(
+        "Damaged locks of “%(about)s”: %(count)s. Nobody can acquire one until it is repaired."
     ),
     Alarm.OTHERS_AWAY: gettext_lazy("Locks of another kind cannot be read: %(about)s"),
     Alarm.INDEXES: gettext_lazy("Indexes are missing: %(about)s. Run manage.py migrate."),
@@ -129,7 +115,14 @@ TEXTS: Final = {
 }
 
 
-def _text(problem: Problem) -> str:
+def _text(problem: Problem, status: Status) -> str:
     about = display.sentence(problem.about) if problem.alarm is Alarm.SERVER else printable(problem.about)
-    facts = {"count": int(problem.amount), "about": about, "time": display.duration(problem.amount)}
-    return ("≥ " if problem.more else "") + TEXTS[problem.alarm] % facts
+    count = int(problem.amount)
+    facts = {
+        "about": about,
+        "more": display.more(count - 1),
+        "count": f"≥ {count}" if problem.more else str(count),
+        "time": display.duration(problem.amount),
+    }
+    obstacles = (obstacle_text(row.lock) for row in status.rows if row.key == problem.about)
+    return " ".join([TEXTS[problem.alarm] % facts, *filter(None, obstacles)])

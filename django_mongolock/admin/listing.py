@@ -23,12 +23,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..backends import mongo_store
 from ..conf import get_settings
-from ..engine.rule.deadlock import Cycle
 from ..engine.text_checks import check_text
 from ..inspection import display
-from ..inspection.kinds import KeyMatch, glob, starting
-from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
-from ..inspection.snapshot import Verdict
+from ..inspection.kinds import Choice, KeyMatch, glob, starting
+from ..inspection.named_locks import NamedLocks
+from ..inspection.queries import LEASED, ORDERS, Bounds, chosen, count, ping
 from ..models import Lock, LockQuerySet
 from ..models.reading import Condition
 
@@ -67,12 +66,6 @@ STATES: Final = {
     "stale": _("Stale"),
     "free": _("Free"),
     "all": _("All states"),
-}
-MODES: Final = {
-    "all": _("All modes"),
-    "exclusive": _("Exclusive"),
-    "shared": _("Shared"),
-    "semaphore": _("Semaphore"),
 }
 
 
@@ -126,22 +119,6 @@ class StateFilter(ChoiceFilter):
         return chosen
 
 
-class ModeFilter(ChoiceFilter):
-    """The mode of a lock."""
-
-    title = _("mode")
-    parameter_name = "mode"
-
-    def default(self, request: HttpRequest) -> str:
-        return "all"
-
-    def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
-        return list(MODES.items())
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Lock]) -> QuerySet[Lock]:
-        return queryset if self.chosen == "all" else queryset.filter(_of_holders({"mode": self.chosen}))
-
-
 def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
     """Return the locks whose keys start with *text*, or else the locks with a holder that *text* names.
 
@@ -155,7 +132,9 @@ def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
         return queryset.none()
     if is_pattern(text) or any(keys.snapshots(limit=1, timeout=settings.COMMAND_TIMEOUT)):
         return keys
-    return queryset.filter(_of_holders(*({name: text} for name in WORDS))).order_by("expires_at")
+    # All locks with a holder are in the index of leases. The index bounds the search.
+    named = {"$or": [{name: {"$eq": text}} for name in WORDS]}
+    return queryset.filter(Condition({**LEASED, "holders": {"$elemMatch": named}})).order_by("expires_at")
 
 
 def match_of(text: str, prefix: str) -> KeyMatch:
@@ -169,15 +148,6 @@ def match_of(text: str, prefix: str) -> KeyMatch:
 def is_pattern(text: str) -> bool:
     """Return whether *text* is a pattern for whole keys."""
     return "*" in text or "?" in text
-
-
-def _of_holders(*facts: dict[str, str]) -> Condition:
-    """Return the condition that a holder has one of these facts.
-
-    All locks with a holder are in the index of leases. The index bounds the search.
-    """
-    wanted = [{name: {"$eq": value} for name, value in each.items()} for each in facts]
-    return Condition({**LEASED, "holders": {"$elemMatch": {"$or": wanted}}})
 
 
 class BoundedChangeList(ChangeList):
@@ -225,8 +195,8 @@ class LockChangeList(BoundedChangeList):
     is_unused: bool
     #: Whether a filter narrows the search.
     is_narrowed: bool
-    #: The deadlocks, if the list shows locks with waiters.
-    deadlocks: list[Cycle]
+    #: The number of stale locks that the list of held locks leaves out.
+    stale: int
 
     #: The order of the list, if no index has that order.
     by: tuple[str, int] | None = None
@@ -259,10 +229,10 @@ class LockChangeList(BoundedChangeList):
             ping(store, get_settings().COMMAND_TIMEOUT)
         super().get_results(request)
         self.is_unused = not self.result_count and count(store, {}, 1, self.timeout()) == 0
-        state = chosen_state(request)
-        self.is_narrowed = state != "all" or self.params.get(ModeFilter.parameter_name, "all") != "all"
-        ours = starting(get_settings().KEY_PREFIX)
-        self.deadlocks = find_deadlocks(store, ours, self.timeout()) if state == "waited" and self.result_list else []
+        state, ours = chosen_state(request), starting(get_settings().KEY_PREFIX)
+        stale = state == "held" and not self.query
+        self.stale = count(store, chosen(Choice("stale", key=ours)), CAP, self.timeout()) if stale else 0
+        self.is_narrowed = state != "all"
 
     def timeout(self) -> float:
         """See BoundedChangeList.timeout()."""
@@ -274,7 +244,7 @@ class LockChangeList(BoundedChangeList):
         queryset: Any = self.queryset
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
-        return [Lock.from_snapshot(each, queryset.db) for each in found]
+        return [Lock.from_snapshot(each, queryset.db) for each in NamedLocks(queryset.db).with_obstacles(found)]
 
 
 class Columns:
@@ -285,10 +255,10 @@ class Columns:
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
-        """Return the verdict as a badge, and also in words unless all is well."""
+        """Return the verdict as a badge and in words."""
         row = lock.row
-        text = "" if row.lock.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", row.text)
-        return format_html('<span title="{}">{}</span>{}', row.text, display.state_badge(row.condition), text)
+        text = row.text and format_html("<br><small>{}</small>", row.text)
+        return format_html("{}{}", display.state_badge(row.condition), text)
 
     @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:

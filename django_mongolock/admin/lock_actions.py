@@ -6,7 +6,7 @@ The first two actions show a page with the consequences for each holder. They ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -24,9 +24,10 @@ from ..conf import get_settings
 from ..engine.text_checks import tidy_fact
 from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations
-from ..inspection.display import lock_address, sentence
+from ..inspection.display import duration, lock_address, sentence
 from ..inspection.kinds import UNREADABLE, LockKind, Row
 from ..inspection.named_locks import LockRow, NamedLocks, row_of
+from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot, ShownState
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
@@ -45,7 +46,7 @@ from .confirmation import (
 )
 from .pages import Pages, unless_away
 
-#: The number of holders that one page shows. The actions do not touch the others.
+#: The number of holders, and of waiters, that one page shows. The actions do not touch other holders.
 SHOWN: Final = 100
 NAMED: Final = NamedLocks()
 
@@ -164,15 +165,17 @@ class LockActions(Pages):
             if not changed:
                 self.message_user(request, _("None of the selected locks is held now."), messages.WARNING)
             return None
-        named = all(isinstance(row, LockRow) for _kind, row in held)
+        shown = held[:MAX_SELECTED]
+        locks = [row.lock for _kind, row in shown if isinstance(row, LockRow)]
+        named = len(locks) == len(shown)
         context = {
             "title": action.title,
             "action": action.name,
+            "may_ask": action is FORCE,
+            "holding": sum(lock.holding for lock in locks),
+            "renewal": duration(max((lock.lease for lock in locks), default=0.0) / 3),
             "all_kept": all(row.state is ShownState.KEPT for _kind, row in held),
-            "rows": [
-                Shown(kind, row, chooses=named and len(held) == 1 and len(row.seal) > 1)
-                for kind, row in held[:MAX_SELECTED]
-            ],
+            "rows": [Shown(kind, row, chooses=named and len(held) == 1 and len(row.seal) > 1) for kind, row in shown],
             "more": len(held) > MAX_SELECTED,
             "left_out": list(left_out(action, rows)),
             "filters": request.POST.get("filters") or request.GET.urlencode(),
@@ -187,7 +190,7 @@ class LockActions(Pages):
         if not may or not self.may_view(request, ()):
             raise PermissionDenied
         if request.method == "GET" and "key" in request.GET:
-            one = self._read(self.get_queryset(request).filter(pk=request.GET["key"]), SHOWN)
+            one = self.read(self.get_queryset(request).filter(pk=request.GET["key"]), holders=SHOWN)
             rows, changed = _rows(one), list[str]()
         elif request.method == "POST":
             rows, changed = read_shown(request.POST.getlist("lock"), named=action is ASK)
@@ -256,15 +259,15 @@ class LockActions(Pages):
         """Return the first of the selected locks as they are now. Nobody reads a longer page before confirming it."""
         if request.POST.get("select_across") != "1":  # locks may have left the filter since then
             queryset = self.get_queryset(request).filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
-        locks = self._read(queryset, holders)
+        locks = self.read(queryset.order_by("key"), limit=MAX_SELECTED + 1, holders=holders)
         if len(locks) > MAX_SELECTED:
             text = _("Only the first %d of the selected locks were processed. Repeat the action for the others.")
             self.message_user(request, text % MAX_SELECTED, messages.WARNING)
         return locks[:MAX_SELECTED]
 
-    def _read(self, queryset: Any, holders: int) -> list[LockSnapshot]:
-        timeout = get_settings().COMMAND_TIMEOUT
-        return list(queryset.order_by("key").snapshots(limit=MAX_SELECTED + 1, holders=holders, timeout=timeout))
+    def read(self, queryset: Any, **bounds: Unpack[Bounds]) -> list[LockSnapshot]:
+        """Read these locks, and the locks that their holders wait for."""
+        return list(NAMED.with_obstacles(queryset.snapshots(timeout=get_settings().COMMAND_TIMEOUT, **bounds)))
 
 
 def write_log(request: HttpRequest, model: type[Model], key: Any, text: str) -> None:

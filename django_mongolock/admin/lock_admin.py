@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Unpack
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote
@@ -22,18 +22,13 @@ from ..inspection import display
 from ..inspection.kinds import other_kinds, starting
 from ..inspection.named_locks import row_of
 from ..inspection.pictures import panels
-from ..inspection.queries import Bounds
-from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import lock_status
 from ..models import Lock
 from .dashboard import Dashboard
-from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, chosen_state, search, sorts_all
+from .listing import Columns, Computed, LockChangeList, StateFilter, chosen_state, search, sorts_all
 from .lock_actions import SHOWN
 from .other_locks import OtherLocks
 from .pages import in_own_encoding, unless_away
-
-#: The number of waiters on the page of a lock. The page of its waiters shows all.
-WAITERS: Final = 20
 
 
 @admin.register(Lock)
@@ -45,7 +40,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
     """
 
     list_display = ("key_link", "state", "who", "since", "left", "waiting", "waited")
-    list_filter = (StateFilter, ModeFilter)
+    list_filter = (StateFilter,)
     search_fields = ("key",)
     search_help_text = gettext_lazy(
         "The start of a key, such as order:5; if no key starts with it, the owner, user, host or label of a holder. "
@@ -88,7 +83,6 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
             ("force-release/", self.force_release_view, "force_release"),
             ("ask-to-release/", self.ask_to_release_view, "ask_to_release"),
             ("others/", self.others_view, "others"),
-            ("<path:object_id>/waiters/", self.waiters_view, "waiters"),
             ("<path:object_id>/history/", self.history_view, "history"),
             ("<path:object_id>/change/", self.change_view, "change"),
         ]
@@ -102,7 +96,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
 
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the list. With the filter "waited for" the list also shows deadlocks."""
+        """Show the list."""
         context = {"title": _("Locks"), "shows_others": bool(other_kinds())}
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
@@ -112,8 +106,12 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
     ) -> HttpResponse:
         """Show the page of one lock, with its holders, its waiters and its statistics."""
         key = display.unquote_key(object_id)
-        lock = self._read_one(request, key, holders=SHOWN, waiters=WAITERS)
-        if lock is None:
+        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        found = self.read(self.get_queryset(request).filter(pk=key), holders=SHOWN, waiters=SHOWN)
+        if (lock := next(iter(found), None)) is None:
+            text = _("There is no lock “%s”. The documents of unused locks are deleted after a while.")
+            self.message_user(request, text % printable(key), messages.WARNING)
             return HttpResponseRedirect(self.way_back(request))
         context = {
             "title": printable(key),
@@ -126,29 +124,6 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
             "panels": [panel(request, lock) for panel in panels],
         }
         return self.page(request, "detail", context)
-
-    def _read_one(self, request: HttpRequest, key: str, **bounds: Unpack[Bounds]) -> LockSnapshot | None:
-        """Return the lock for a page about it, or None with a message if there is none."""
-        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
-            raise PermissionDenied
-        queryset: Any = self.get_queryset(request).filter(pk=key)
-        lock = next(queryset.snapshots(timeout=get_settings().COMMAND_TIMEOUT, **bounds), None)
-        if lock is None:
-            text = _("There is no lock “%s”. The documents of unused locks are deleted after a while.")
-            self.message_user(request, text % printable(key), messages.WARNING)
-        return lock
-
-    @unless_away
-    def waiters_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show all waiters of a lock, page by page."""
-        key, text = display.unquote_key(object_id), request.GET.get("p", "")
-        number = int(text) if text.isdecimal() and text.isascii() and len(text) < 5 else 1
-        passed = max(0, number - 1) * SHOWN
-        lock = self._read_one(request, key, waiters=SHOWN, passed=passed)
-        if lock is None:
-            return HttpResponseRedirect(self.way_back(request))
-        context = {"title": _("Waiters of %s") % printable(key), "lock": lock, "passed": passed, "number": number}
-        return self.page(request, "waiters", {**context, "more": len(lock.waiters) == SHOWN})
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

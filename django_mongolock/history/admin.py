@@ -120,20 +120,12 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, event: LockEvent) -> SafeString | str:
-        if event.at is None or event.now is None:
-            return "?"
-        return format_html(
-            '<time datetime="{}" title="{}">{}</time>',
-            event.at.isoformat(),
-            display.moment(event.at),
-            display.ago(event.at, event.now),
-        )
+        return display.time_ago(event.at, event.now)
 
     @admin.display(description=gettext_lazy("who"))
     def who(self, event: LockEvent) -> SafeString:
-        return format_html(
-            '<span title="{}"><bdi>{}</bdi></span>', display.details(event.party), display.who(event.party)
-        )
+        named = display.named(display.who(event.party), display.where(event.party))
+        return format_html('<span title="{}">{}</span>', display.details(event.party), named)
 
     @admin.display(description=gettext_lazy("key"))
     def key_link(self, event: LockEvent) -> SafeString | str:

@@ -19,6 +19,7 @@ from ..inspection import display
 from ..inspection.overview import RECENT
 from ..inspection.pictures import NOTHING, Picture, Stretch, Told, lane, stretches, ticks, with_unknown
 from ..inspection.snapshot import LockSnapshot
+from ..models.reading import read_moment
 from .models import Happened, LockEvent
 
 #: The span of the picture on the page of a lock.
@@ -59,6 +60,8 @@ def panel(request: HttpRequest, lock: LockSnapshot) -> str:
     context = {"lock": lock, "may_view_events": request.user.has_perm("mongolock_history.view_lockevent")}
     try:
         events, since = _read([lock.key])
+        for event in events:  # the page counts all times to one moment
+            event.now = read_moment(lock.now)
         context |= {"events": events[:SHOWN], "hour": draw_hour(lock, events, since)}
     except LockBackendFailed as error:  # such as a right that is missing
         context["problem"] = display.sentence(error.problem)

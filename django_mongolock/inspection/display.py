@@ -31,7 +31,6 @@ SHOWN: Final = {
     "asked": ("?", gettext_lazy("asked")),
     "hangs": ("▲", gettext_lazy("hangs")),
     "silent": ("◌", gettext_lazy("silent")),
-    "dead": ("◐", gettext_lazy("dead")),
 }
 
 #: Quoted forms of the keys that no address can carry. A browser resolves a path of dots to another path, and no address
@@ -90,10 +89,21 @@ def _names(party: Party) -> Iterator[str]:
         yield _("id %s") % id_
 
 
+def named(name: str, place: str) -> SafeString:
+    """Return a name with its place below as HTML."""
+    html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
+    return format_html(html, name, place)
+
+
+def more(count: int) -> str:
+    """Return " and 2 more" for a list that leaves out *count* of its parts, "" for a whole one."""
+    text = ngettext("and %d more", "and %d more", count) % count  # xgettext does not look into an f-string
+    return f" {text}" if count > 0 else ""
+
+
 def others(lock: LockSnapshot) -> str:
     """Return the number of holders besides the first, and the permits in use of a semaphore."""
-    more = lock.holding - 1
-    text = f" {ngettext('and %d more', 'and %d more', more) % more}" if more > 0 else ""
+    text = more(lock.holding - 1)
     numbers = [each.capacity for each in lock.holders if each.mode == "semaphore" and each.capacity]
     return f"{text} ({_share(lock.permits, min(numbers))})" if numbers else text
 
@@ -117,13 +127,8 @@ def mode(party: Party) -> str:
     """Return "exclusive", "shared", or the number of permits in use out of the total."""
     if party.mode == "semaphore" and party.capacity is not None and party.capacity < UNLIMITED:
         return _share(1 + party.more_permits, party.capacity)
-    return (
-        _("shared")
-        if party.mode == "shared"
-        else _("exclusive")
-        if party.mode == "exclusive"
-        else printable(party.mode or "?")
-    )
+    words = {"shared": _("shared"), "exclusive": _("exclusive")}
+    return words.get(party.mode or "") or printable(party.mode or "?")
 
 
 def sentence(text: object) -> str:
@@ -172,11 +177,6 @@ def time_ago(value: datetime | None, now: datetime | None) -> SafeString | str:
         ago(value, now),
         moment(value),
     )
-
-
-def time_since(value: datetime | None, now: datetime) -> SafeString | str:
-    """Return the time since a moment as HTML. See `lasting`."""
-    return lasting(value, (now - value).total_seconds() if value else 0.0)
 
 
 def lasting(since: datetime | None, seconds: float) -> SafeString | str:

@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from ..engine.text_checks import MAX_KEY_BYTES, check_text
@@ -67,9 +66,7 @@ class Row:
     @property
     def holder_html(self) -> SafeString | str:
         """The holder and its place as HTML, or the damage."""
-        html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
-        found = format_html(html, printable(self.holder), self.where) if self.holder else "–"
-        return printable(self.damage) or found
+        return printable(self.damage) or (display.named(printable(self.holder), self.where) if self.holder else "–")
 
     @property
     def held_html(self) -> SafeString | str:

@@ -76,6 +76,7 @@ class LockRow(Row):
             "ends": lock.expires_at.isoformat() if lock.expires_at else None,
             "verdict": lock.verdict,
             "verdict_text": self.text,
+            "holder_waits_for": lock.obstacle and lock.obstacle.key,
             "renewed_seconds_ago": round(lock.age(lock.heard), 3) if lock.heard else None,
             "mean_hold_seconds": lock.mean_hold,
             "longest_hold_seconds": lock.longest_hold_ms / 1_000,
@@ -136,7 +137,12 @@ class NamedLocks:
         holders = HOLDERS if choice.owner is None and choice.ids is None else MOST_HOLDERS
         query = chosen(self._ours(choice))
         found = queries.snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
-        return map(row_of, found)
+        return map(row_of, self.with_obstacles(found))
+
+    def with_obstacles(self, locks: Iterable[LockSnapshot]) -> Iterator[LockSnapshot]:
+        """See queries.with_obstacles()."""
+        settings = get_settings()
+        return queries.with_obstacles(self.store, locks, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> list[LockRow]:
         settings, wanted = get_settings(), dict[str, set[int]]()
@@ -148,7 +154,7 @@ class NamedLocks:
         query = chosen(Choice(ids=list(wanted)))
         found = queries.snapshots(self.store, query, {"_id": 1}, holders=MOST_HOLDERS, timeout=settings.COMMAND_TIMEOUT)
         rows = []
-        for lock in found:
+        for lock in self.with_obstacles(found):
             known = tuple(holder for holder in lock.holders if holder.token in wanted[lock.key])
             rows += [row_of(replace(lock, holders=known, holding=len(known)))] if known else []
         return rows

@@ -15,7 +15,7 @@ from ..engine.rule.expressions import IS_WHOLE
 from ..engine.session.session import off_main_thread
 from ..engine.store.mongo import MongoStore
 from .kinds import EVERY_KEY, KeyMatch
-from .queries import QUEUE, WAS_RELEASED, find_deadlocks, first, projection, waiting
+from .queries import QUEUE, WAS_RELEASED, find_deadlocks, first, projection, waiting, with_obstacles
 from .snapshot import Document, LockSnapshot, ShownState, read_snapshot
 
 
@@ -28,7 +28,6 @@ class Overview:
     - capped: whether more locks are held or kept than were counted.
     - unsound: keys of the damaged documents among the held locks examined.
     - longest_held, waited_for, left_behind (stale), contended, recent: the first few locks of each list.
-    - looked_at: number of held locks that were examined for damage.
     """
 
     now: datetime
@@ -38,7 +37,6 @@ class Overview:
     waiting: int = 0
     stale: int = 0
     capped: bool = False
-    looked_at: int = 0
     unsound: tuple[str, ...] = ()
     longest_held: tuple[LockSnapshot, ...] = ()
     waited_for: tuple[LockSnapshot, ...] = ()
@@ -59,9 +57,9 @@ class Overview:
 
     @property
     def present(self) -> tuple[LockSnapshot, ...]:
-        """The locks with waiters, followed by the longest held and by the stale ones. No lock is listed twice."""
-        lists = (self.waited_for, self.longest_held, self.left_behind)
-        return tuple({lock.key: lock for locks in lists for lock in locks}.values())
+        """The locks with waiters, the longest held and the stale ones, the worst first. No lock is listed twice."""
+        found = {lock.key: lock for lock in (*self.waited_for, *self.longest_held, *self.left_behind)}
+        return tuple(sorted(found.values(), key=lambda lock: lock.urgency))
 
     @property
     def damaged(self) -> list[str]:
@@ -87,6 +85,13 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
         "left_behind": stale["latest"],
         **{name: parts.get(name, {}).get("locks", []) for name in ("contended", "recent")},
     }
+    # A later part of the command may see a later state of a lock. The pages show only the first one. A key that is no
+    # text belongs to no lock.
+    read: dict[str, LockSnapshot] = {}
+    for each in (each for locks in lists.values() for each in locks if type(each["_id"]) is str):
+        read.setdefault(each["_id"], read_snapshot(each))
+    if waits["sums"]:
+        read = {lock.key: lock for lock in with_obstacles(store, read.values(), match, timeout)}
     kept = _sum(held, "kept")
     at_work = _sum(held, "n") - kept
     return Overview(
@@ -94,17 +99,12 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
         held=min(at_work, MAX_COUNTED),
         kept=kept,
         capped=at_work + kept > MAX_COUNTED,
-        looked_at=min(at_work, MAX_HELD_EXAMINED),
         unsound=tuple(row["_id"] for row in held["damaged"]),
         waited=_sum(waits, "waited"),
         waiting=_sum(waits, "waiting"),
         stale=_sum(stale, "n"),
         deadlocks=tuple(find_deadlocks(store, match, timeout)) if waits["sums"] else (),
-        # A key that is no text belongs to no lock.
-        **{
-            name: tuple(read_snapshot(each) for each in locks if type(each["_id"]) is str)
-            for name, locks in lists.items()
-        },
+        **{name: tuple(read[each["_id"]] for each in locks if each["_id"] in read) for name, locks in lists.items()},
     )
 
 

@@ -134,8 +134,8 @@ def _span(found: list[Stretch], now: datetime) -> timedelta:
 
 
 def lane(key: str, text: str, found: Iterable[Stretch], now: datetime, span: timedelta) -> Lane:
-    drawn = (_mark(stretch, now, span) for stretch in found)
-    return Lane(key, tuple(mark for mark in drawn if mark is not None), text)
+    above = sorted(found, key=lambda stretch: stretch.kind == "grant")  # nothing covers the moment of a grant
+    return Lane(key, tuple(mark for stretch in above if (mark := _mark(stretch, now, span))), text)
 
 
 def with_unknown(found: list[Stretch], since: datetime | None, begin: datetime) -> list[Stretch]:
@@ -306,10 +306,10 @@ class _Draft:
             self.edges[self._add_worker(waiter), name] = "waits"
         for holder in holders:
             self.edges[name, self._add_worker(holder)] = "holds"
-        if more := lock.waiting - len(waiters):
-            self.edges[self._add(f"+{name}", "more", _more(more)), name] = "waits"
-        if more := lock.holding - len(holders):
-            self.edges[name, self._add(f"{name}+", "more", _more(more))] = "holds"
+        if more := display.more(lock.waiting - len(waiters)):
+            self.edges[self._add(f"+{name}", "more", more.strip()), name] = "waits"
+        if more := display.more(lock.holding - len(holders)):
+            self.edges[name, self._add(f"{name}+", "more", more.strip())] = "holds"
 
     def _place(self, name: str, path: list[str]) -> int:
         """Return the column of a box, right of all boxes that point to it, except those that close a circle."""
@@ -358,7 +358,3 @@ def _path(a: Node, b: Node) -> str:
         return f"M{start},{a.middle} C{middle},{a.middle} {middle},{b.middle} {end},{b.middle}"
     low = max(a.bottom, b.bottom)
     return f"M{a.x},{a.middle + 8} C{a.x - 40},{low} {b.x + WIDTH + 40},{low} {b.x + WIDTH + 6},{b.middle + 8}"
-
-
-def _more(count: int) -> str:
-    return ngettext("and %d more", "and %d more", count) % count

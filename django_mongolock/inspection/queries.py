@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final, TypedDict, TypeVar, Unpack
@@ -24,7 +25,7 @@ from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key
 from ..keys import as_key
 from .kinds import EVERY_KEY, Choice, KeyMatch
-from .snapshot import LockSnapshot, read_snapshot
+from .snapshot import LockSnapshot, Obstacle, ShownState, read_snapshot
 
 __all__ = ["alock_info", "lock_info"]
 
@@ -150,7 +151,7 @@ class Bounds(TypedDict, total=False):
     - limit: number of locks, 0 for all.
     - holders, waiters: numbers of holders and of waiters of each lock.
     - owner: only owner whose holders are read.
-    - passed: number of waiters at the head of the queue that are left out.
+    - workers: only threads or tasks whose waiters are read.
     - timeout: seconds for each batch.
     - by: one of `ORDERS` and its direction, 1 or -1. Without it, the locks have the order of the query.
     """
@@ -161,7 +162,7 @@ class Bounds(TypedDict, total=False):
     holders: int
     owner: str | None
     waiters: int
-    passed: int
+    workers: Sequence[str] | None
     timeout: float
 
 
@@ -181,7 +182,7 @@ def snapshots(
     stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
     stages += [{"$limit": limit}] if limit else []
     holders, waiters = bounds.get("holders", 3), bounds.get("waiters", 1)
-    stages += projection(holders, waiters, bounds.get("passed", 0), bounds.get("owner"))
+    stages += projection(holders, waiters, bounds.get("owner"), bounds.get("workers"))
     # Ask for one more than is wanted. The server then closes the cursor with the first batch.
     size = min(limit or READ_BATCH, READ_BATCH) + 1
     cursor = sent_bounded(store, timeout, lambda: store.latest.aggregate(stages, batchSize=size))
@@ -193,6 +194,32 @@ def snapshots(
                 return
     finally:
         sent_bounded(store, timeout, cursor.close)
+
+
+def with_obstacles(
+    store: MongoStore, locks: Iterable[LockSnapshot], match: KeyMatch = EVERY_KEY, timeout: float = 60.0
+) -> Iterator[LockSnapshot]:
+    """Yield these locks, each with the lock that one of its holders waits for. Raises LockBackendFailed.
+
+    A command for each batch reads the locks with waiters whose keys match. Without holders, no command is sent. A
+    holder is not found if it waits behind another thread of its process.
+    """
+    left = iter(locks)
+    while batch := list(islice(left, READ_BATCH)):
+        held = [lock for lock in batch if lock.state is ShownState.HELD]
+        workers = sorted({holder.worker for lock in held for holder in lock.holders if holder.worker})
+        query = {"expires_at": {"$gt": EARLIEST_END}, "waiters.worker": {"$in": workers}, **match.query()}
+        bounds = Bounds(limit=READ_BATCH, holders=1, waiters=MOST_SHOWN, workers=workers, timeout=timeout)
+        found = snapshots(store, query, **bounds) if workers else ()
+        obstacles = {
+            waiter.worker: Obstacle(lock.key, next(iter(lock.holders), None), waiter)
+            for lock in found
+            if type(lock.key) is str
+            for waiter in lock.waiters
+        }
+        for lock in batch:
+            known = [obstacles[holder.worker] for holder in lock.holders if holder.worker in obstacles]
+            yield replace(lock, obstacle=next((each for each in known if each.key != lock.key), None))
 
 
 @off_main_thread
@@ -275,13 +302,17 @@ def ping(store: MongoStore, timeout: float = 5.0) -> None:
                 raise translate(error, waited, client=store.client) from bare(error)
 
 
-def projection(holders: int, waiters: int, passed: int = 0, owner: str | None = None) -> list[Document]:
+def projection(
+    holders: int, waiters: int, owner: str | None = None, workers: Sequence[str] | None = None
+) -> list[Document]:
     """Return the stages that leave the fields for `read_snapshot`.
 
     - holders, waiters: numbers to read. Only waiters with a place that has not expired count.
-    - owner: only owner whose holders are read.
+    - owner, workers: see `Bounds`.
     """
-    live: Document = {"$slice": [QUEUE, passed, waiters]}
+    theirs: Document = {"$in": ["$$this.worker", {"$literal": workers}]}
+    queue = QUEUE if workers is None else {"$filter": {"input": QUEUE, "as": "this", "cond": theirs}}
+    live: Document = {"$slice": [queue, waiters]}
     read: Document = {
         **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
         "now": "$$NOW",

@@ -44,24 +44,24 @@ class ShownState(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The condition of a lock.
+    """The condition of a lock, the worst first.
 
-    - works: holder renews in time.
-    - slow: lock has been held for longer than ever before.
-    - asked: somebody asked for the release of the lock.
     - hangs: holder renews in time, but has held the lock far longer than ever before, or for a whole lease after it
       was asked.
     - silent: holder did not renew in time.
-    - dead: lease is over.
+    - slow: lock has been held for longer than ever before.
+    - asked: somebody asked for the release of the lock.
+    - stale: lease is over.
+    - works: holder renews in time.
     - kept: lock was released before its minimum hold was over.
     """
 
-    WORKS = "works"
-    SLOW = "slow"
-    ASKED = "asked"
     HANGS = "hangs"
     SILENT = "silent"
-    DEAD = "dead"
+    SLOW = "slow"
+    ASKED = "asked"
+    STALE = "stale"
+    WORKS = "works"
     KEPT = "kept"
 
 
@@ -105,6 +105,19 @@ class Party:
 
 
 @dataclass(frozen=True, slots=True)
+class Obstacle:
+    """The lock that a holder of another lock waits for.
+
+    - holder: first holder of that lock. None if it has no holder.
+    - waiter: holder that waits, as it stands in the queue.
+    """
+
+    key: str
+    holder: Party | None
+    waiter: Party
+
+
+@dataclass(frozen=True, slots=True)
 class LockSnapshot:
     """One lock as the server saw it at the moment *now*.
 
@@ -118,6 +131,7 @@ class LockSnapshot:
     - uncounted: number of acquisitions that have no part in held_ms yet.
     - damage: reason why the document cannot be used. None for a sound document.
     - last: previous holder.
+    - obstacle: lock that one of the holders waits for, if `queries.with_obstacles` looked for it.
     """
 
     key: Any
@@ -143,7 +157,8 @@ class LockSnapshot:
     longest_wait_ms: int
     longest_hold_ms: int
     damage: str | None
-    last: Party | None = None
+    last: Party | None
+    obstacle: Obstacle | None
 
     def age(self, moment: datetime) -> float:
         """Return the seconds since *moment*."""
@@ -169,6 +184,11 @@ class LockSnapshot:
         return max((at for each in holders if (at := _heard(each, self.now))), default=None)
 
     @property
+    def lease(self) -> float:
+        """Seconds of the longest lease of the holders."""
+        return max((each.lease or 0 for each in self.holders), default=0) / 1_000
+
+    @property
     def asked(self) -> Party | None:
         """A holder that has a request to release the lock."""
         return next((holder for holder in self.holders if holder.release_requested_by), None)
@@ -182,13 +202,12 @@ class LockSnapshot:
     def verdict(self) -> Verdict | None:
         """The verdict that the document allows. None for a free or a damaged lock."""
         if self.state is not ShownState.HELD:
-            return {ShownState.STALE: Verdict.DEAD, ShownState.KEPT: Verdict.KEPT}.get(self.state)
-        lease = max((each.lease or 0 for each in self.holders), default=0) / 1_000
-        if not self.is_claimed and self.heard and self.age(self.heard) > lease * SILENT_AFTER:
+            return {ShownState.STALE: Verdict.STALE, ShownState.KEPT: Verdict.KEPT}.get(self.state)
+        if not self.is_claimed and self.heard and self.age(self.heard) > self.lease * SILENT_AFTER:
             return Verdict.SILENT
         if self.asked is not None:
             since = self.asked.release_requested_at
-            return Verdict.HANGS if since and self.age(since) > lease else Verdict.ASKED
+            return Verdict.HANGS if since and self.age(since) > self.lease else Verdict.ASKED
         mean, longest, held = self.mean_hold, self.longest_hold_ms / 1_000, self.held_seconds or 0.0
         for verdict, (of_mean, of_longest, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
             if mean is not None and held > max(of_mean * mean, of_longest * longest, least):
@@ -198,8 +217,15 @@ class LockSnapshot:
     @property
     def needs_a_look(self) -> bool:
         """Whether somebody waits, or the hold is unusual. Pages offer a forced release for such a lock."""
-        calm = (None, Verdict.WORKS, Verdict.KEPT, Verdict.DEAD)
+        calm = (None, Verdict.WORKS, Verdict.KEPT, Verdict.STALE)
         return self.verdict not in calm or (self.state is ShownState.HELD and self.waiting > 0)
+
+    @property
+    def urgency(self) -> tuple[bool, int, bool, float]:
+        """The place of the lock in a list, the worst first. Waiters and long holds make it worse."""
+        place = list(Verdict).index(self.verdict) if self.verdict else -1
+        calm = not (self.needs_a_look or self.damage)
+        return calm, place, not self.waiting, -(self.held_seconds or 0.0)
 
     @property
     def lives(self) -> bool:
@@ -257,6 +283,7 @@ def read_snapshot(document: Document) -> LockSnapshot:
         purge_at=read_date(document.get("purge_at")),
         damage=damage,
         last=next(iter(read_parties([document.get("last_holder")])), None),
+        obstacle=None,
         **{name: read_number(document.get(name)) or 0 for name in COUNTERS},
     )
 

@@ -31,7 +31,7 @@ LONG_WAIT: Final = 60.0
 
 
 class Alarm(StrEnum):
-    """The kinds of problems, the most urgent first.
+    """The kinds of problems, the most urgent first. A stale lock needs no person, so it is counted and no problem.
 
     - OTHERS: problems with locks of other kinds, such as document locks.
     """
@@ -41,7 +41,6 @@ class Alarm(StrEnum):
     DAMAGED = "damaged"
     HANGS = "hangs"
     LONG_WAIT = "long_wait"
-    STALE = "stale"
     STALE_OTHERS = "stale_others"
     DAMAGED_OTHERS = "damaged_others"
     OTHERS_AWAY = "others_away"
@@ -102,13 +101,11 @@ def _of_locks(locks: Overview) -> Iterator[Problem]:
     if locks.damaged:
         yield Problem(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0])
     if hanging := [lock for lock in locks.present if lock.verdict is Verdict.HANGS]:
-        worst = max(hanging, key=lambda lock: (lock.waiting > 0, lock.held_seconds or 0.0))
+        worst = next((lock for lock in hanging if lock.obstacle is None), hanging[0])
         yield Problem(Alarm.HANGS, len(hanging), worst.key)
     if locks.longest_wait > LONG_WAIT:
         longest = next(lock.key for lock in locks.waited_for if lock.longest_wait == locks.longest_wait)
         yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest)
-    if locks.stale:
-        yield Problem(Alarm.STALE, locks.stale)
 
 
 def _of_others(found: Iterable[Counts]) -> Iterator[Problem]:
@@ -148,7 +145,6 @@ def status_as_json(status: Status) -> Json:
             "stale": found.stale,
             "deadlocks": len(found.deadlocks),
             "more_held": found.capped,
-            "looked_at": found.looked_at,
         },
         "longest_wait_seconds": round(found.longest_wait, 3),
         "held": [rows[lock.key] for lock in found.longest_held],

@@ -7,7 +7,7 @@ from typing import Final
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import printable
-from .display import ago, duration, time_left
+from .display import ago, duration, time_left, who
 from .snapshot import LockSnapshot, Verdict
 
 _TEXTS: Final = {
@@ -17,14 +17,14 @@ _TEXTS: Final = {
     ),
     "claimed": _("No process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
     "slow": _(
-        "Held for %(mean)s on average, for %(longest)s at most. Renewed %(heard)s: the holder keeps it until its work "
-        "is done. If that takes too long, ask for a release."
+        "Earlier holds: %(mean)s on average, %(longest)s at most. Renewed %(heard)s: the holder keeps it until its "
+        "work is done. If that takes too long, ask for a release."
     ),
     "asked": _(
         "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
     ),
     "hangs": _(
-        "Held for %(mean)s on average, for %(longest)s at most. Renewed %(heard)s: it may never get free by itself. "
+        "Earlier holds: %(mean)s on average, %(longest)s at most. Renewed %(heard)s: it may never get free by itself. "
         "Ask for a release, then force it."
     ),
     "hangs, asked": _(
@@ -38,10 +38,16 @@ _TEXTS: Final = {
         "Its holder was last heard of %(heard)s. If you do nothing: the first waiter gets it in %(left)s, "
         "unless the holder comes back."
     ),
-    "dead": _("Its lease ended %(ended)s, without a release. If you do nothing: the next process that asks gets it."),
-    "dead, waited for": _("Its lease ended %(ended)s, without a release. If you do nothing: the first waiter gets it."),
+    "stale": _(
+        "Its holder is dead or cut off: its lease ended %(ended)s, without a release. If you do nothing: %(next)s gets "
+        "it."
+    ),
     "kept": _("Its work is done, and the job does not run again before. If you do nothing: free in %(left)s."),
 }
+
+_OBSTACLE: Final = _(
+    "Its holder %(who)s has itself waited %(time)s for “%(key)s”, held by %(holder)s. Look there first."
+)
 
 
 def verdict_text(lock: LockSnapshot) -> str:
@@ -51,6 +57,7 @@ def verdict_text(lock: LockSnapshot) -> str:
     asked = lock.asked
     facts = {
         "left": time_left(lock.expires_at, lock.now),
+        "next": _("the first waiter") if lock.waiting else _("the next process that asks"),
         "ended": ago(lock.expires_at or lock.now, lock.now),
         "heard": ago(lock.heard or lock.now, lock.now),
         "mean": duration(lock.mean_hold or 0.0),
@@ -58,7 +65,20 @@ def verdict_text(lock: LockSnapshot) -> str:
         "who": asked and printable(asked.release_requested_by),
         "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
     }
-    return _TEXTS[_case(lock)] % facts
+    return " ".join(filter(None, (_TEXTS[_case(lock)] % facts, obstacle_text(lock))))
+
+
+def obstacle_text(lock: LockSnapshot) -> str:
+    """Return a sentence about the lock that a holder waits for, "" if no holder waits."""
+    if (obstacle := lock.obstacle) is None:
+        return ""
+    facts = {
+        "who": who(obstacle.waiter),
+        "key": printable(obstacle.key),
+        "holder": who(obstacle.holder) if obstacle.holder else "?",
+        "time": duration(lock.age(obstacle.waiter.since) if obstacle.waiter.since else 0.0),
+    }
+    return _OBSTACLE % facts
 
 
 def _case(lock: LockSnapshot) -> str:
@@ -67,4 +87,4 @@ def _case(lock: LockSnapshot) -> str:
         return f"{name}, asked"
     if lock.verdict is Verdict.WORKS and lock.is_claimed:
         return "claimed"
-    return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
+    return waited if lock.waiting and not lock.obstacle and (waited := f"{name}, waited for") in _TEXTS else name

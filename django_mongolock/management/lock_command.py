@@ -203,7 +203,7 @@ def whole_number(text: str) -> int:
 #: The width of a table that is not wide. Only holders are cut to fit, to no less than `LEAST`. A longer key moves the
 #: rest of its row.
 FITS: Final = 100
-LEAST: Final = 16
+LEAST: Final = 12
 MAX_WIDTH: Final = 120
 #: The number of locks with a note below the table. A key is not broken at the end of a line.
 NOTES: Final = 20
@@ -245,12 +245,16 @@ def _write_line(stdout: OutputWrapper, texts: list[str], widths: list[int]) -> N
 
 
 def _text(cell: object, room: int | None = None) -> str:
-    """Return a cell as text. Without enough *room*, the label is cut in the middle first, and the rest at its end."""
+    """Return a cell as text. Without enough *room*, the label is cut in the middle, and of its place the host and the
+    process are left.
+    """
     parts = list(map(printable, cell if isinstance(cell, list) else [cell]))
     text = ", ".join(parts) or "-"
-    if room is not None and len(text) > room and len(parts) > 1:
-        text = ", ".join([_middle_cut(parts[0], max(room // 2, room - 2 - len(parts[1]))), *parts[1:]])
-    return text if room is None or len(text) <= room else f"{text[: room - 1]}…"
+    if room is None or len(text) <= room:
+        return text
+    words = " · ".join(parts[1:]).split(" · ")
+    place = f", {' · '.join([*words[:2], *(['…'] if words[2:] else [])])}" if parts[1:] else ""
+    return _middle_cut(parts[0], max(LEAST, room - len(place))) + place
 
 
 def _middle_cut(text: str, room: int) -> str:

@@ -22,9 +22,7 @@ for function in (
     display.state_badge,
     display.moment,
     display.duration,
-    display.milliseconds,
     display.time_ago,
-    display.time_since,
     display.time_left,
 ):
     register.filter(function.__name__, function)

@@ -97,6 +97,11 @@ class Processes:
         self._running.remove(running)
         return self._end(running)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the running processes, in the order of their starts."""
+        return [each.name for each in self._running]
+
     def check(self) -> None:
         """Raise ProcessEndedError if one has ended by itself."""
         for each in self._running:

@@ -641,7 +641,7 @@ class TestDashboard:
         problems = [(each["alarm"], each["amount"], each["about"]) for each in status["problems"]]
         assert problems == [("stale_others", 1, "test"), ("damaged_others", 1, "test")]
         page = client.get(DASHBOARD).content.decode()
-        assert "1 lock of “test” is stale: the flow that held it has died or hangs." in page
+        assert "Stale locks of “test”: 1. A flow that held one has died or hangs." in page
         assert f'href="{ADDRESS}?state=stale&amp;kind=test"' in page
 
     def test_away(self, plain: Ground, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,6 @@ PAGES: Final[dict[str, list[str]]] = {
         f"{LIST}?state=kept",
     ],
     "lock_change": [f"{LIST}{{key}}/change/"],
-    "lock_waiters": [f"{LIST}{{key}}/waiters/"],
     "lock_history": [f"{LIST}{{key}}/history/"],
     "lock_force_release": [f"{LIST}force-release/"],
     "lock_ask_to_release": [f"{LIST}ask-to-release/"],
