@@ -75,10 +75,14 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
 def beat(state: State) -> tuple[float, float]:
     """Renew all locks in the worker. Return the seconds of CPU, and the seconds."""
     session, grants = _known(state)
+    ends = [grant.lease.until for grant in grants]
     for grant in grants:
         grant.lease.renew_at = 0.0
     cpu, started = time.process_time(), clock.now()
     session.heartbeat.do_due()
+    for grant, end in zip(grants, ends, strict=True):
+        while grant.held and grant.lease.until <= end:  # other threads send the commands
+            time.sleep(0.001)
     used = time.process_time() - cpu, clock.now() - started
     if lost := sum(not grant.held for grant in grants):
         raise RuntimeError(f"{lost} of {len(grants)} locks were lost")

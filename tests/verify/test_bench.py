@@ -219,6 +219,7 @@ def test_quick_questions_end_to_end(tmp_path: Path) -> None:
     assert all(row[1][0] > 0 for row in rows.values())
     (timeline,) = (found for found in answers["questions"]["contended"]["tables"] if "where the time" in found["title"])
     assert all(row[1] > 0 for row in timeline["rows"])
+    assert [row[1][0] for row in answers["questions"]["held"]["tables"][0]["rows"]][:2] == [2, 2]  # commands of a beat
     report.draw(answers["questions"], tmp_path)
     assert OURS.name in (tmp_path / "benchmark-alone.svg").read_text()
     report.write(answers, page := tmp_path / "page.md")
