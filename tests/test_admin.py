@@ -243,7 +243,7 @@ class TestNext:
         done = confirm(admin, asked)
         assert "1 lock was taken" in notes(done)
         assert locks.read("order/5&6")["holders"] == []
-        assert "None of the selected" in notes(admin.get(html.unescape(address), follow=True))
+        assert "none of these locks is held now" in notes(admin.get(html.unescape(address), follow=True))
 
 
 class TestKept:
@@ -280,7 +280,8 @@ class TestKept:
         asked = text_of(select(admin, "force_release", "once"))
         assert "The job will run again." in asked
         assert "The holder's work is not stopped" not in asked
-        assert "None of the selected" in notes(select(admin, "ask_to_release", "once", follow=True).client.get(LIST))
+        listed = select(admin, "ask_to_release", "once", follow=True).client.get(LIST)
+        assert "none of these locks is held now" in notes(listed)
         both = text_of(select(admin, "ask_to_release", "once", "at:work"))
         assert "Skipped because its work is done, and no holder can be asked: once" in both
         confirm(admin, select(admin, "force_release", "once"))

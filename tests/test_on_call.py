@@ -50,7 +50,7 @@ class TestSafeOrder:
         """A silent holder hears no request. The page says how long to wait, and where the process may still run."""
         locks.add("k", [entry(7, left=8, held_for=75, label="import")])
         text = text_of(staff.get(page))
-        assert re.search(r"◌ silent Its holder was last heard of 2\d s ago. If you do nothing: free in \d", text)
+        assert re.search(r"◌ silent Last renewed 2\d s ago: .* Waiting is safest. If you do nothing: free in \d", text)
         assert "kill 4007" in text
         assert "Ask to release" not in text
 
@@ -73,7 +73,9 @@ class TestSafeOrder:
 class TestObstacle:
     """F248: If the holder of a lock waits for another lock itself, every surface says so, and leads there."""
 
-    SAID = r"nightly report has itself waited 1 min \d+ s for “catalog:import”, held by import of the catalog. Look "
+    SAID = (
+        r"“nightly report” has itself waited 1 min \d+ s for “catalog:import”, held by “import of the catalog”. Look "
+    )
 
     @pytest.fixture
     def staff(self, locks: Locks) -> Client:
@@ -146,7 +148,7 @@ class TestConfirmation:
         text = text_of(browser("view_lock", "force_release_lock").get(f"{LIST}force-release/?key=k"))
         assert "This lock will be taken from its holder:" in text
         assert "learns of the loss at its next renewal, within 10 s." in text
-        assert "2 waiters. Then till 3 gets the lock." in text
+        assert "2 waiters. Then “till 3” gets the lock." in text
 
     def test_several(self, locks: Locks) -> None:
         """With several holders, the first waiter waits for all of them."""
@@ -155,7 +157,7 @@ class TestConfirmation:
         client = browser("view_lock", "force_release_lock")
         text = text_of(client.get(f"{LIST}force-release/?key=k"))
         assert "This lock will be taken from its 2 holders:" in text
-        assert "1 waiter. When all holders have released it, till 3 gets it." in text
+        assert "1 waiter. When all holders have released it, “till 3” gets it." in text
         asked = text_of(client.get(f"{LIST}ask-to-release/?key=k"))
         assert "The 2 holders will learn of the request at their next renewals, within 10 s." in asked
 

@@ -77,7 +77,7 @@ def _in_list(client: Client, key: str) -> Said:
 
 def _on_page(client: Client, key: str) -> Said:
     text = text_of(client.get(page_of(key)))
-    word = re.search(r"Actions in the admin [●◇◐○▲◑?◌] (\w+) ", text)
+    word = re.search(r"History in the admin [●◇◐○▲◑?◌] (\w+) ", text)
     held = re.search(r"eld by \(\d+\), for (.*? .*?) holder", text)
     waits = re.search(r"Waiting, first come, first served \((\d+)\)", text)
     assert word is not None, text

@@ -80,24 +80,25 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Holds, Verdict | None, str]] =
     "not yet twice the longest": ([holder(heard=3, held=99)], 0, (1.0, 50.0), Verdict.SLOW, "Earlier holds: 1.0 s on"),
     "asked": (
         [holder(heard=3, held=9, **ASKED, release_requested_at=ago(4))], 0, None, Verdict.ASKED,
-        ("Asked to release it 4.0 s ago, by anna, in the admin. "
-         "Renewed 3.0 s ago: the holder decides, and keeps it until then."),
+        ("Asked 4.0 s ago to release it, by “anna, in the admin”. "
+         "Its holder renewed it 3.0 s ago, and decides when to release it."),
     ),
     "asked a lease ago": (
         [holder(heard=3, held=90, **ASKED, release_requested_at=ago(31))], 1, None, Verdict.HANGS,
-        ("Asked to release it 31 s ago, by anna, in the admin. "
+        ("Asked 31 s ago to release it, by “anna, in the admin”. "
          "Renewed 3.0 s ago: it may never get free by itself. Force the release."),
     ),
     "not renewed in time": (
         [holder(heard=13, held=90)], 0, None, Verdict.SILENT,
-        "Its holder was last heard of 13 s ago. If you do nothing: free in 20 s, unless the holder comes back.",
+        ("Last renewed 13 s ago: its holder may be stopped, cut off or dead. Waiting is safest. "
+         "If you do nothing: free in 20 s, unless the holder comes back."),
     ),
     "not renewed in time, and waited for": (
         [holder(heard=13)], 2, (1.0, 1.0), Verdict.SILENT,
-        ("Its holder was last heard of 13 s ago. "
+        ("Last renewed 13 s ago: its holder may be stopped, cut off or dead. Waiting is safest. "
          "If you do nothing: the first waiter gets it in 20 s, unless the holder comes back."),
     ),
-    "not renewed, and asked": ([holder(heard=13, **ASKED)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
+    "not renewed, and asked": ([holder(heard=13, **ASKED)], 0, None, Verdict.SILENT, "Last renewed"),
     "renewed a little late": ([holder(heard=11)], 0, None, Verdict.WORKS, "Renewed 11 s ago."),
     "one of two is renewed": ([holder(heard=25), holder(heard=2)], 0, None, Verdict.WORKS, "Renewed 2.0"),
     "a lease without end": ([holder(heard=3, server_lease=Int64(2**62))], 0, None, Verdict.WORKS, "Renewed 3.0 s ago."),
@@ -105,7 +106,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Holds, Verdict | None, str]] =
         [holder(heard=20, host=CLAIMED)], 0, None, Verdict.WORKS,
         "No process renews it. If you do nothing: free in 13 s, unless it is taken up again.",
     ),
-    "a browser tab": ([holder(heard=20, host=BROWSER)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
+    "a browser tab": ([holder(heard=20, host=BROWSER)], 0, None, Verdict.SILENT, "Last renewed"),
     "its lease is over": (
         [holder(heard=40)], 0, None, Verdict.STALE,
         ("Its holder is dead or cut off: its lease ended 7.0 s ago, without a release. "

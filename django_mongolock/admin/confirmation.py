@@ -98,7 +98,11 @@ class Shown:
         if not lock.waiting:
             return _("No waiters: the lock will be free.") if lock.holding == 1 else _("No waiters.")
         first = next((display.who(each) for each in lock.waiters), "?")
-        then = _("Then %s gets the lock.") if lock.holding == 1 else _("When all holders have released it, %s gets it.")
+        then = (
+            _("Then “%s” gets the lock.")
+            if lock.holding == 1
+            else _("When all holders have released it, “%s” gets it.")
+        )
         return f"{self.waiters} {then % first}"
 
     @property

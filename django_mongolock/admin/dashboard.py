@@ -78,7 +78,7 @@ def facts(status: Status) -> dict[str, Any]:
         "server": status.server,
         "problems": [(each, _text(each, status)) for each in status.problems],
         "rows": status.rows,
-        "unusual": [row for row in status.rows if row.lock.verdict in UNUSUAL or row.lock in left],
+        "unusual": [r for r in status.rows if r.lock.verdict in UNUSUAL or r.lock.obstacle or r.lock in left],
         "harmless": locks.stale - len(left),
         "gave_up": told.deadlocks,
         "recent": draw_lanes(locks.shown, locks.now, told),

@@ -163,7 +163,7 @@ class LockActions(Pages):
             self.message_user(request, text, level)
         if not held:
             if not changed:
-                self.message_user(request, _("None of the selected locks is held now."), messages.WARNING)
+                self.message_user(request, _("Nothing was changed: none of these locks is held now."), messages.WARNING)
             return None
         shown = held[:MAX_SELECTED]
         locks = [row.lock for _kind, row in shown if isinstance(row, LockRow)]

@@ -48,7 +48,7 @@ class Happened(models.TextChoices):
     RELEASED = "released", _("released")
     LOST = "lost", _("lost")
     DEADLOCK = "deadlock", _("deadlock")
-    ASKED = "asked", _("asked to release")
+    ASKED = "asked", _("was asked to release")
     FORCED = "forced", _("release forced")
 
 

@@ -112,13 +112,13 @@ def _told(found: Iterable[Stretch]) -> list[Stretch]:
 
 
 def _weight(found: list[Stretch], now: datetime) -> tuple[timedelta, timedelta, datetime]:
-    """Return the drawable time waited, the drawable time held, and the moment of the grant."""
+    """Return the drawable time waited or after a loss, the drawable time held, and the moment of the grant."""
     lengths = dict.fromkeys(("wait", "hold", "stale", "lost", "grant", "unknown"), timedelta())
     for stretch in found:
         lengths[stretch.kind] += max(stretch.end - max(stretch.start, now - RECENT), timedelta())
     return (
-        lengths["wait"],
-        lengths["hold"] + lengths["stale"] + lengths["lost"],
+        lengths["wait"] + lengths["stale"] + lengths["lost"],
+        lengths["hold"],
         max(stretch.start for stretch in found),
     )
 

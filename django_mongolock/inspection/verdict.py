@@ -21,22 +21,23 @@ _TEXTS: Final = {
         "work is done. If that takes too long, ask for a release."
     ),
     "asked": _(
-        "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
+        "Asked %(asked)s to release it, by “%(who)s”. Its holder renewed it %(heard)s, and decides when to release it."
     ),
     "hangs": _(
         "Earlier holds: %(mean)s on average, %(longest)s at most. Renewed %(heard)s: it may never get free by itself. "
         "Ask for a release, then force it."
     ),
     "hangs, asked": _(
-        "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: it may never get free by itself. Force "
-        "the release."
+        "Asked %(asked)s to release it, by “%(who)s”. Renewed %(heard)s: it may never get free by itself. Force the "
+        "release."
     ),
     "silent": _(
-        "Its holder was last heard of %(heard)s. If you do nothing: free in %(left)s, unless the holder comes back."
+        "Last renewed %(heard)s: its holder may be stopped, cut off or dead. Waiting is safest. If you do nothing: "
+        "free in %(left)s, unless the holder comes back."
     ),
     "silent, waited for": _(
-        "Its holder was last heard of %(heard)s. If you do nothing: the first waiter gets it in %(left)s, "
-        "unless the holder comes back."
+        "Last renewed %(heard)s: its holder may be stopped, cut off or dead. Waiting is safest. If you do nothing: the "
+        "first waiter gets it in %(left)s, unless the holder comes back."
     ),
     "stale": _(
         "Its holder is dead or cut off: its lease ended %(ended)s, without a release. If you do nothing: %(next)s gets "
@@ -46,7 +47,7 @@ _TEXTS: Final = {
 }
 
 _OBSTACLE: Final = _(
-    "Its holder %(who)s has itself waited %(time)s for “%(key)s”, held by %(holder)s. Look there first."
+    "Its holder “%(who)s” has itself waited %(time)s for “%(key)s”, held by “%(holder)s”. Look there first."
 )
 
 
@@ -65,7 +66,7 @@ def verdict_text(lock: LockSnapshot) -> str:
         "who": asked and printable(asked.release_requested_by),
         "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
     }
-    return " ".join(filter(None, (_TEXTS[_case(lock)] % facts, obstacle_text(lock))))
+    return " ".join(filter(None, (obstacle_text(lock), _TEXTS[_case(lock)] % facts)))
 
 
 def obstacle_text(lock: LockSnapshot) -> str:

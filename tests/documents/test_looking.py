@@ -584,7 +584,7 @@ class TestPage:
         client.post(FORCE, {"lock": shown(page), "reason": "x"})
         assert shop.read(ads[0].pk, "state") == "failed"
         answer = client.post("/admin/shop/ad/", action, follow=True).content.decode()
-        assert "None of the selected locks is held now." in answer
+        assert "Nothing was changed: none of these locks is held now." in answer
         browser("view_ad", "change_ad", "view_lock").post("/admin/shop/ad/", action)
 
 
