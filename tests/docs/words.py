@@ -20,9 +20,12 @@ PARTS: Final = {
 
 
 def part_of(page: str) -> str | None:
-    """Return the part of a page, by its path below the root, or None if the page is about the project itself."""
+    """Return the part of a page, by its path below the root.
+
+    Return None if the page is about the project itself, or if a program writes its tables.
+    """
     folder = page.removeprefix("docs/").rpartition("/")[0].partition("/")[0]
-    if folder == "project":
+    if folder == "project" or page.startswith("docs/evidence/data/"):
         return None
     return PARTS.get(Path(page).stem, folder if folder in LIMITS else "named locks")
 
