@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def core_without(apps: set[str], folder: Path) -> str:
     (folder / "core_urls.py").write_text(URLS)
     (folder / "tests/test_core_pages.py").write_text(PAGES)
     environment = {"DJANGO_SETTINGS_MODULE": "core_settings", "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
+    environment["MONGODB_NAME"] = f"core_{os.getpid()}"  # another worker may run this in the same server
     said = python("-m", "django", "check", folder=folder, **environment)
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--ds=core_settings")
     return said + python("-m", "pytest", *options, *TESTS, folder=folder, **environment)

@@ -143,7 +143,7 @@ class TestConfirmation:
     """The confirmation names the consequences with names and numbers."""
 
     def test_next(self, locks: Locks) -> None:
-        """The page names the next holder, and the seconds until the present one learns of its loss."""
+        """F249: The page names the next holder, and the seconds until the present one learns of its loss."""
         locks.add("k", [entry(1, left=32)], [waiter(2, label="till 3"), waiter(3, label="till 7")])
         text = text_of(browser("view_lock", "force_release_lock").get(f"{LIST}force-release/?key=k"))
         assert "This lock will be taken from its holder:" in text
@@ -151,7 +151,7 @@ class TestConfirmation:
         assert "2 waiters. Then “till 3” gets the lock." in text
 
     def test_several(self, locks: Locks) -> None:
-        """With several holders, the first waiter waits for all of them."""
+        """F249: With several holders, the first waiter waits for all of them."""
         holders = [entry(number, left=32, mode="shared") for number in (1, 2)]
         locks.add("k", holders, [waiter(3, label="till 3")])
         client = browser("view_lock", "force_release_lock")
@@ -163,7 +163,7 @@ class TestConfirmation:
 
 
 def test_the_list_says_what_it_leaves_out(locks: Locks) -> None:
-    """The list of held locks counts the stale locks, and leads to them."""
+    """F249: The list of held locks counts the stale locks, and leads to them."""
     locks.held("k")
     locks.stale("a", "b")
     client = browser("view_lock")
@@ -173,7 +173,7 @@ def test_the_list_says_what_it_leaves_out(locks: Locks) -> None:
 
 @pytest.mark.parametrize("page", [LIST, DASHBOARD, page_of("k"), "/admin/mongolock_history/lockevent/"])
 def test_no_crumb_stands_twice(locks: Locks, page: str) -> None:
-    """The last crumb is the title of the page, and no crumb repeats the one before."""
+    """F249: The last crumb is the title of the page, and no crumb repeats the one before."""
     locks.held("k")
     found = browser("view_lock", "view_lockevent").get(page).content.decode()
     (crumbs,) = re.findall(r'<div class="breadcrumbs">(.*?)</div>', found, re.DOTALL)
@@ -183,7 +183,7 @@ def test_no_crumb_stands_twice(locks: Locks, page: str) -> None:
 
 
 def test_one_moment(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table and the picture of the dashboard show one state of a lock, although parts of the command differ."""
+    """F249: The table and the picture of the dashboard show one state of a lock, although parts of the command differ."""
     early = {"_id": "k", "released": False, "holding": 1, "more_permits": 0, "queue": {"waiting": 0}, "whole": True}
     holder = entry(1, held_for=90)
     seen = {**early, "now": now(), "expires_at": holder["until"], "holders": [holder]}
