@@ -111,7 +111,7 @@ class TestPage:
         assert "leases that ended without a release 1" in text_of(admin.get(f"{LIST}older/change/"))
 
     def test_the_worst_first(self, admin: Client, locks: Locks) -> None:
-        """F249: The rows begin with the locks that need a look, the worst first. A stale lock stands before calm ones."""
+        """F249: The rows begin with the locks that need a look, the worst first. A stale lock precedes calm ones."""
         locks.add("silent", [entry(1, left=8)])
         locks.add("asked", [entry(2, release_requested_by="anna", release_requested_at=now())])
         locks.add("bad", [entry(3)], change={"token": 1.5})

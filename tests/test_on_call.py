@@ -183,7 +183,7 @@ def test_no_crumb_stands_twice(locks: Locks, page: str) -> None:
 
 
 def test_one_moment(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F249: The table and the picture of the dashboard show one state of a lock, although parts of the command differ."""
+    """F249: Table and picture of the dashboard show one state of a lock, although parts of the command differ."""
     early = {"_id": "k", "released": False, "holding": 1, "more_permits": 0, "queue": {"waiting": 0}, "whole": True}
     holder = entry(1, held_for=90)
     seen = {**early, "now": now(), "expires_at": holder["until"], "holders": [holder]}
