@@ -81,7 +81,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Holds, Verdict | None, str]] =
     "asked": (
         [holder(heard=3, held=9, **ASKED, release_requested_at=ago(4))], 0, None, Verdict.ASKED,
         ("Asked 4.0 s ago to release it, by “anna, in the admin”. "
-         "Its holder renewed it 3.0 s ago, and decides when to release it."),
+         "Renewed 3.0 s ago. The holder releases it when it can, at the latest when its work is done."),
     ),
     "asked a lease ago": (
         [holder(heard=3, held=90, **ASKED, release_requested_at=ago(31))], 1, None, Verdict.HANGS,

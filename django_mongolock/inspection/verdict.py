@@ -21,7 +21,8 @@ _TEXTS: Final = {
         "work is done. If that takes too long, ask for a release."
     ),
     "asked": _(
-        "Asked %(asked)s to release it, by “%(who)s”. Its holder renewed it %(heard)s, and decides when to release it."
+        "Asked %(asked)s to release it, by “%(who)s”. Renewed %(heard)s. The holder releases it when it can, at the "
+        "latest when its work is done."
     ),
     "hangs": _(
         "Earlier holds: %(mean)s on average, %(longest)s at most. Renewed %(heard)s: it may never get free by itself. "
