@@ -33,17 +33,18 @@ def timeline(bench: Bench, least: Floor) -> Table:
             worker.call(watch)
         for _ in range(number):
             holder.call(take, key)
-            waiter.begin(take, key, True)
+            waiter.begin(take, key)
             time.sleep(PAUSE)
             marks = holder.call(let_go, key) | waiter.result()
+            waiter.call(let_go, key)
             moments = [marks[name] for name in ("called", "sent", "answered", "rung", "heard", "taken")]
             parts.append([(after - before) * 1000 for before, after in pairwise(moments)])
     medians = [median(part) for part in zip(*parts[FIRST:], strict=True)]
     table = Table(
         "2 processes: where the time of a hand-over goes",
         ["part", "ms", "floor, ms"],
-        note="Between the threads of a process, with a main thread that releases and one that waits. The floor writes "
-        "one number instead of the rule.",
+        note="The main thread of one process releases, and that of the other waits. The floor writes one number "
+        "instead of the rule.",
     )
     names = [
         ("release() to the thread that sends", None),
@@ -62,7 +63,7 @@ def watch(state: State) -> None:
     marks: dict[str, float] = {}
     state["marks"] = marks
 
-    def mark(owner: type, name: str, *, before: str = "", after: str = "") -> None:
+    def mark(owner: type, name: str, before: str, after: str) -> None:
         method: Callable[..., Any] = getattr(owner, name)
 
         @functools.wraps(method)
@@ -75,21 +76,19 @@ def watch(state: State) -> None:
 
         setattr(owner, name, marked)
 
-    mark(MongoStore, "_find_and_modify", before="sent", after="answered")
-    mark(Bells, "ring", after="rung")
-    mark(Waits, "on_bell", before="heard")
+    mark(MongoStore, "_find_and_modify", "sent", "answered")
+    mark(Bells, "ring", "rings", "rung")
+    mark(Waits, "on_bell", "heard", "told")
 
 
-def take(state: State, key: str, once: bool = False) -> dict[str, float]:
-    """Take the lock, and release it at once if told so."""
+def take(state: State, key: str) -> dict[str, float]:
+    """Take the lock, and return the times of that."""
     state["peer"].acquire(key)
-    marks = {"taken": clock.now(), "heard": state["marks"].get("heard", 0.0)}
-    if once:
-        state["peer"].release(key)
-    return marks
+    return {"taken": clock.now(), "heard": state["marks"].get("heard", 0.0)}
 
 
 def let_go(state: State, key: str) -> dict[str, float]:
+    """Release the lock, and return the times of that."""
     called = clock.now()
     state["peer"].release(key)
-    return {**{name: state["marks"][name] for name in ("sent", "answered", "rung")}, "called": called}
+    return {**state["marks"], "called": called}

@@ -96,7 +96,7 @@ class Shown:
             end = display.moment(lock.expires_at or lock.now)
             return _("Kept until %s. If you free it, the job will run again when it is next called.") % end
         if not lock.waiting:
-            return _("No waiters: the lock will be free.") if lock.holding == 1 else _("No waiters.")
+            return _("No waiters: the lock will be free.") if lock.holding == 1 else self.waiters
         first = next((display.who(each) for each in lock.waiters), "?")
         then = (
             _("Then “%s” gets the lock.")

@@ -24,7 +24,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 #: Seconds between a release and the first look for a failover, and between two looks.
 FAILOVER_LOOK_EVERY: Final = 2.0
@@ -112,7 +114,7 @@ class KeyGuesses:
 
     def __init__(self) -> None:
         self._left: OrderedDict[str, int] = OrderedDict()
-        self._with_waiters: OrderedDict[str, int] = OrderedDict()
+        self._with_waiters: OrderedDict[str, None] = OrderedDict()
         self._unknown_are_free = False
         self._mutex = threading.Lock()
 
@@ -127,7 +129,7 @@ class KeyGuesses:
         """Record that *key* was released, and a waiter got it."""
         with self._mutex:
             self._keep(self._left, key, min(0, self._left.get(key, 0)))
-            self._keep(self._with_waiters, key, 1)
+            self._keep(self._with_waiters, key, None)
 
     def has_waiters(self, key: str) -> bool:
         """Return whether the held *key* probably has waiters."""
@@ -147,9 +149,9 @@ class KeyGuesses:
             self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
 
     @staticmethod
-    def _keep(numbers: OrderedDict[str, int], key: str, number: int) -> None:
-        """Remember the number as the latest one."""
-        numbers[key] = number
-        numbers.move_to_end(key)
-        while len(numbers) > MAX_KEYS:
-            numbers.popitem(last=False)
+    def _keep(known: OrderedDict[str, T], key: str, value: T) -> None:
+        """Remember *key* as the latest one, and forget the oldest."""
+        known[key] = value
+        known.move_to_end(key)
+        while len(known) > MAX_KEYS:
+            known.popitem(last=False)
