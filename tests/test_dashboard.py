@@ -428,6 +428,16 @@ class TestDrawing:
         assert kinds["grant"][0] == pytest.approx(50, abs=2)
         assert lane.text.startswith("held for 2 min 3")
 
+    def test_a_stale_lock_has_a_lane(self, locks: Locks) -> None:
+        """F249: The lanes are for the longest waits, and for locks that were left behind."""
+        locks.stale("left", over=20)
+        for number in range(pictures.MAX_LANES):
+            locks.add(f"k{number}", [entry(number, held_for=9)], [waiter(number, held_for=5)])
+        found = self.overview()
+        lanes = [lane.key for lane in pictures.draw_lanes(found.shown, found.now).lanes]
+        assert len(lanes) == pictures.MAX_LANES
+        assert "left" in lanes
+
     def test_kept(self, locks: Locks) -> None:
         """A kept lock was held until its work was done, and no longer."""
         done = now() - timedelta(seconds=150)

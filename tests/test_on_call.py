@@ -115,6 +115,13 @@ class TestObstacle:
         held = {row["key"]: row["holder_waits_for"] for row in staff.get(f"{LIST}status/").json()["held"]}
         assert held == waits
 
+    def test_worth_a_look(self, staff: Client, locks: Locks) -> None:
+        """A lock whose holder waits does not stand under "No problems"."""
+        locks.collection.update_many({}, {"$set": {"waiters.0.since": now()}})
+        text = text_of(staff.get(DASHBOARD))
+        assert "Worth a look report:nightly ● works , waits for catalog:import" in text
+        assert "No problems" not in text
+
     def test_the_alarm_names_the_cause(self, staff: Client, locks: Locks) -> None:
         """Of two locks that hang, the alarm names the one whose holder does not wait."""
         slow = {"longest_hold_ms": Int64(1_000), "held_ms": Int64(1_000)}
